@@ -1,0 +1,31 @@
+# The commands that people type. CMake does the building, scripts/ the rest.
+#   PYTHON=/path/to/python    use a Python that has torch already; without it .venv is made with the pinned one
+#   PATHATTN_CUDA=AUTO|ON|OFF as in CMakeLists.txt
+#   BUILD=build/release       the build folder; JOBS=2 how many compilers at once
+PYTHON ?=
+PATHATTN_CUDA ?= AUTO
+BUILD ?= build/release
+JOBS ?= $(shell nproc)
+python := $(if $(PYTHON),$(or $(shell command -v $(PYTHON)),$(PYTHON)),$(CURDIR)/.venv/bin/python)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build test format clean
+
+help:  ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+setup:  ## install Debian packages and .venv, as far as they are missing
+	@scripts/setup.sh $(if $(PYTHON),$(python))
+
+build: setup  ## build/release: the pathattn program, the operators, the tests
+	@cmake --preset release -B $(BUILD) -DPATHATTN_PYTHON="$(python)" -DPATHATTN_CUDA=$(PATHATTN_CUDA)
+	@cmake --build $(BUILD) --parallel $(JOBS)
+
+test: build  ## every test; the last line counts them
+	@$(python) scripts/run_tests.py $(BUILD) --pytest tests
+
+format: setup  ## clang-format all sources
+	@git ls-files -z '*.h' '*.cpp' | xargs -0 $(or $(wildcard $(dir $(python))clang-format),clang-format) -i
+
+clean:  ## remove build folders (runs/ and .venv stay)
+	@rm -rf build
