@@ -1,7 +1,8 @@
 // PaTH attention as PyTorch operators (torch.ops.pathattn.*), with autograd. kernels/problem.h has the equations.
 //
 // Layout [B, T, heads, width]: q [B,T,HQ,K], k and w [B,T,H,K], v [B,T,H,V], beta [B,T,H], g [B,T,HQ]; HQ a multiple of H, K and V in 1..256.
-// q, k, v: float32, bfloat16 or float64, all alike; w, beta, g: float64 with float64, otherwise float32.
+// q, k, v: float32, bfloat16 or float64, all alike. w, beta, g: computed with in float64 beside float64, otherwise in float32; these functions
+// convert other floating types (differentiably), the operators underneath refuse them.
 // A last dimension that is not contiguous is copied; any other stride is read as it is. Errors are c10::Error and name the argument.
 #pragma once
 
@@ -18,23 +19,24 @@ std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at:
                                                   const std::optional<at::Tensor>& beta, const std::optional<at::Tensor>& g,
                                                   std::optional<double> scale, const std::optional<at::Tensor>& cu_seqlens, bool gate_scaled);
 
-// A decoding state's tensors; kernels/decoding_state.h says what each holds. Undefined where not needed (no w, no gate).
-struct DecodingState {
+// The tensors of a decoding state; kernels/decoding_state.h has their shapes. Undefined where not needed (no w, no gate).
+struct DecodingTensors {
   at::Tensor keys, values, gate_sums, carries, open_keys, open_carry, lengths;
 
   // Empty state. dtype: of q, k, v. capacity is rounded up to whole chunks.
-  static DecodingState create(int64_t sequences, int64_t capacity, int64_t query_heads, int64_t key_heads, int64_t key_width, int64_t value_width,
-                              at::ScalarType dtype, bool has_w, bool has_gate);
+  static DecodingTensors create(int64_t sequences, int64_t capacity, int64_t query_heads, int64_t key_heads, int64_t key_width, int64_t value_width,
+                                at::ScalarType dtype, bool has_w, bool has_gate);
 };
 
-// Forward of whole documents that also fills an empty `state`; document n (batch row n, or span n of cu_seqlens) becomes sequence n. Returns o. No autograd.
+// Forward of whole documents that also fills an empty `state`; document n (batch row n, or span n of cu_seqlens) becomes sequence n.
+// Returns o. No autograd. A refused call leaves the state as it was.
 at::Tensor prefill(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& w,
                    const std::optional<at::Tensor>& beta, const std::optional<at::Tensor>& g, std::optional<double> scale,
-                   const std::optional<at::Tensor>& cu_seqlens, bool gate_scaled, DecodingState& state);
+                   const std::optional<at::Tensor>& cu_seqlens, bool gate_scaled, DecodingTensors& state);
 
 // T new tokens for each of the state's sequences, B = sequences. Returns o. No autograd. A refused call leaves the state as it was.
 at::Tensor decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& w,
                   const std::optional<at::Tensor>& beta, const std::optional<at::Tensor>& g, std::optional<double> scale, bool gate_scaled,
-                  DecodingState& state);
+                  DecodingTensors& state);
 
 }  // namespace pathattn
