@@ -1,0 +1,74 @@
+// The program `pathattn`: parses the command line, runs one command, and is the one place where errors are caught.
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <sched.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "cli/commands.h"
+#include "train/version.h"
+
+namespace pathattn {
+namespace {
+
+constexpr int kUsersMistake = 2, kFailure = 1;
+
+int report(std::string_view message, int status) {
+  fmt::print(stderr, "pathattn: {}\n", message.substr(0, message.find('\n')));
+  return status;
+}
+
+// torch would count physical cores only, and none of it knows taskset.
+void use_all_cores() {
+  cpu_set_t cores;
+  if (std::getenv("OMP_NUM_THREADS") == nullptr && sched_getaffinity(0, sizeof cores, &cores) == 0) at::set_num_threads(CPU_COUNT(&cores));
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Transformers with PaTH attention: train, evaluate, generate.", "pathattn");
+  app.set_version_flag("--version", fmt::format("pathattn {} (commit {}, torch {})", version(), commit(), torch_version()));
+  app.add_option_function<int>("--threads", [](int threads) { at::set_num_threads(threads); }, "CPU threads (default: all cores, or OMP_NUM_THREADS)")
+      ->check(CLI::Range(1, 1024));
+  app.require_subcommand(1);
+  app.fallthrough();
+  app.footer("`pathattn COMMAND --help` shows a command's options and examples.");
+  add_train_command(app);
+  add_evaluate_command(app);
+  add_generate_command(app);
+  add_logits_command(app);
+  use_all_cores();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help_or_version) {
+    return app.exit(help_or_version);
+  } catch (const CLI::RuntimeError& status) {
+    return status.get_exit_code();
+  } catch (const CLI::ParseError& error) {
+    return report(std::string(error.what()) + "; see --help", kUsersMistake);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace pathattn
+
+int main(int argc, char** argv) {
+  using namespace pathattn;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file grown past the shell's limit is then a write error like a full disk
+  try {
+    return run(argc, argv);
+  } catch (const Error& error) {
+    return report(error.what(), kUsersMistake);
+  } catch (const c10::Error& error) {
+    return report(error.what_without_backtrace(), kFailure);
+  } catch (const std::bad_alloc&) {
+    return report("out of memory: use a smaller batch or model", kFailure);
+  } catch (const std::exception& error) {
+    return report(error.what(), kFailure);
+  }
+}
