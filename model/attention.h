@@ -15,7 +15,7 @@ namespace pathattn {
 
 // What a layer keeps of its sequences between calls.
 struct AttentionState {
-  DecodingState attention;
+  DecodingTensors attention;
   at::Tensor conv_inputs;  // [sequences, conv_size - 1, C]: the convolution's last inputs, zeros before a document; undefined without one
 };
 

@@ -55,7 +55,7 @@ class LanguageModel {
   at::Tensor step(const at::Tensor& tokens_BT, LanguageState& state) const;
 
  private:
-  at::Tensor run(const at::Tensor& tokens_BT, const std::optional<at::Tensor>& cu_seqlens, LanguageState* state, bool prefilling) const;
+  at::Tensor run(const at::Tensor& tokens_BT, const std::optional<at::Tensor>& cu_seqlens, LanguageState* state, Pass pass) const;
   void check_tokens(const at::Tensor& tokens_BT) const;
 
   struct Layer {

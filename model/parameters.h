@@ -22,7 +22,10 @@ std::vector<ParameterEntry> parameter_table(const ModelConfig& config);
 
 int64_t num_parameters(const ModelConfig& config);
 
-// The part of a layer's parameter names before "q_proj.weight", for example "model.layers.3.attn.".
-std::string attention_prefix(const ModelConfig& config, int64_t layer);
+// Names in one layer: prefixes that end in a dot, and two whole names.
+struct LayerNames {
+  std::string attention, mlp, attention_norm, mlp_norm;
+};
+LayerNames layer_names(const ModelConfig& config, int64_t layer);
 
 }  // namespace pathattn
