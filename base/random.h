@@ -7,14 +7,14 @@ namespace pathattn {
 
 class Random {
  public:
-  Random(uint64_t seed, uint64_t stream, uint64_t position = 0) : seed_(seed), stream_(stream), position_(position) {}
-  uint64_t next();                       // 64 random bits
-  uint64_t below(uint64_t bound);        // uniform in [0, bound), unbiased
-  double uniform();                      // uniform in [0, 1), 53 bits
+  Random(uint64_t seed, uint64_t stream, uint64_t position = 0);
+  uint64_t next();                 // 64 random bits
+  uint64_t below(uint64_t bound);  // uniform in [0, bound), unbiased; bound >= 1; uses one draw, rarely more
+  double uniform();                // uniform in [0, 1), 53 bits
   uint64_t position() const { return position_; }
 
  private:
-  uint64_t seed_, stream_, position_;
+  uint64_t first_key_, second_key_, position_;
 };
 
 }  // namespace pathattn

@@ -3,9 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace pathattn {
@@ -24,15 +25,20 @@ class Recipe {
   std::string string(const std::string& key, const std::string& fallback);
   std::string choice(const std::string& key, const std::string& fallback, const std::vector<std::string>& allowed);
   std::vector<std::string> strings(const std::string& key, const std::vector<std::string>& fallback);  // a single string counts as a list of one
-  bool has(const std::string& key) const;
+  bool has(const std::string& key) const;  // whether it is given; counts as asking for it
 
-  void refuse_unread() const;  // Error naming the first key that no call above asked for, and the nearest one that was
+  void refuse_unread() const;   // Error naming the first key that no call above asked for, and the nearest one that was
   nlohmann::json json() const;  // all values as given, for saving beside a run
-  const std::string& name() const { return name_; }
+  const std::string& name() const { return name_; }  // the file's path, or the name given to from_json
 
  private:
+  Recipe(nlohmann::json values, std::string name) : values_(std::move(values)), name_(std::move(name)) {}
+  const nlohmann::json* find(const std::string& key) const;  // null if absent
+  void override_with(const std::string& assignment);
+  [[noreturn]] void refuse(const std::string& key, const nlohmann::json& value, const std::string& allowed) const;
+
   nlohmann::json values_;
-  std::vector<std::string> read_;
+  mutable std::set<std::string> asked_;
   std::string name_;
 };
 

@@ -2,6 +2,7 @@
 // https://huggingface.co/docs/safetensors; docs/file-formats.md has what we accept. A damaged file gives one Error that names file and tensor.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -13,14 +14,14 @@
 namespace pathattn {
 
 struct SafetensorsEntry {
-  std::string dtype;               // "F32", "BF16", ... as in the file
+  std::string dtype;  // "F32", "BF16", ... as in the file
   std::vector<int64_t> shape;
-  std::span<const std::byte> bytes;
+  std::span<const std::byte> bytes;  // of a file read: aligned to nothing, so copy rather than cast
 };
 
 size_t safetensors_dtype_size(std::string_view dtype);  // bytes an element; 0 if unknown
 
-// A file mapped read-only; entries point into the map and live as long as this object. Never allocates more than the file's size.
+// A file mapped read-only; entries point into the map and live as long as this object. No allocation is sized by a number that the file claims.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -45,7 +46,8 @@ class SafetensorsFile {
 void parse_safetensors(std::span<const std::byte> file, const std::string& name, std::map<std::string, SafetensorsEntry>& entries,
                        std::map<std::string, std::string>& metadata);
 
-// Writes atomically, tensors in the map's order, each aligned to 8 bytes; the file is readable by the public library.
+// Writes atomically. Tensors lie by falling element size, then by name, without gaps after a header padded to 8 bytes: each is aligned to its
+// element, and the public library reads the file. Error, and no file, if an entry's bytes are not what its dtype and shape need.
 void write_safetensors(const std::filesystem::path& path, const std::map<std::string, SafetensorsEntry>& entries,
                        const std::map<std::string, std::string>& metadata = {});
 
