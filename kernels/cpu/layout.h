@@ -1,0 +1,72 @@
+// How tokens are cut, and how workspaces are laid out: the same for every instruction set and any number of workers.
+//
+// A unit is one key head of one document. Its tokens form tiles of kTile; kFan nodes of a level form one of the next, up to a level of at most
+// kFan nodes. A node's G is its product of H, newest factor first.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/problem.h"
+
+namespace pathattn::cpu {
+
+inline constexpr int64_t kTile = 64;
+inline constexpr int64_t kFan = 8;
+inline constexpr int kMaxLevels = 20;
+inline constexpr size_t kAlignment = 64;
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+inline constexpr int64_t node_tokens(int level) { return kTile << (3 * level); }
+static_assert(kFan == 8);
+
+inline int num_levels(int64_t tokens) {
+  int levels = 1;
+  while (ceil_div(tokens, node_tokens(levels - 1)) > kFan) ++levels;
+  return levels;
+}
+
+// Width of a row in whole cache lines: vectors need no remainder.
+template <typename T>
+int64_t padded(int64_t width) { return round_up(width, kAlignment / sizeof(T)); }
+// Distance between rows: rows a multiple of 512 bytes apart would share few cache sets.
+template <typename T>
+int64_t row_stride(int64_t width) {
+  constexpr int64_t kLine = kAlignment / sizeof(T);
+  const int64_t wide = padded<T>(width);
+  return wide % (8 * kLine) == 0 ? wide + kLine : wide;
+}
+
+struct Document {
+  int64_t batch, first, tokens;  // batch row, first token in it
+};
+inline int64_t num_documents(const Problem& p) { return p.cu_seqlens ? p.num_documents : p.batch; }
+inline Document document(const Problem& p, int64_t n) {
+  return p.cu_seqlens ? Document{0, p.cu_seqlens[n], p.cu_seqlens[n + 1] - p.cu_seqlens[n]} : Document{n, 0, p.tokens};
+}
+inline int64_t longest_document(const Problem& p) {
+  int64_t longest = 0;
+  for (int64_t n = 0; n < num_documents(p); ++n) longest = std::max(longest, document(p, n).tokens);
+  return longest;
+}
+
+// Hands out aligned pieces of a workspace; over a null workspace it counts the bytes.
+class Arena {
+ public:
+  explicit Arena(void* memory) : memory_(static_cast<char*>(memory)) {}
+  template <typename T>
+  T* take(int64_t count) {
+    T* piece = memory_ ? reinterpret_cast<T*>(memory_ + used_) : nullptr;
+    used_ += static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)), kAlignment));
+    return piece;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* memory_;
+  size_t used_ = 0;
+};
+
+}  // namespace pathattn::cpu
