@@ -1,0 +1,64 @@
+// Between tensors and kernels: the checks every operator makes, fresh outputs, and the kernels' argument structs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <tuple>
+
+#include "kernels/decoding_state.h"
+#include "kernels/problem.h"
+
+namespace pathattn::operators {
+
+using OptionalTensor = std::optional<at::Tensor>;
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;  // of q, k, v, w, beta, g
+
+// What path_attention, its backward, prefill and decode take; path_attention.h has the shapes. Not to outlive the tensors.
+struct Inputs {
+  const at::Tensor &q, &k, &v;
+  const OptionalTensor &w, &beta, &g;
+  std::optional<double> scale;
+  const OptionalTensor& cu_seqlens;
+  bool gate_scaled;
+};
+
+// A decoding state's tensors; kernels/decoding_state.h has the shapes. Not to outlive the tensors.
+struct State {
+  const at::Tensor &keys, &values;
+  const OptionalTensor &gate_sums, &carries, &open_keys, &open_carry;
+  const at::Tensor& lengths;
+};
+
+at::ScalarType compute_type(at::ScalarType dtype);  // of w, beta, g and lse beside q of `dtype`: float64 for float64, otherwise float32
+
+// Each refuses what a kernel could not read (ranks, sizes, dtypes, devices) by an error that names the argument and quotes what it got.
+// Sizes may be symbolic, and contents are not looked at: fake tensors pass through here too.
+void check_inputs(const Inputs& inputs);
+void check_state(const State& state);
+void check_state(const State& state, const Inputs& inputs);
+void check_results(const Inputs& inputs, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o, const OptionalTensor& d_lse);
+void check_tokens(const State& state, const c10::SymInt& tokens);
+
+// Contiguous outputs for checked inputs, not initialised.
+at::Tensor new_o(const Inputs& inputs);                                      // [B, T, HQ, V] like q
+at::Tensor new_lse(const Inputs& inputs);                                    // [B, T, HQ]
+at::Tensor new_gradient(const Inputs& inputs, const OptionalTensor& input);  // like input; [0] if not given
+at::Tensor new_carried_keys(const State& state, const c10::SymInt& tokens);  // [sequences, tokens, H, K] in the compute type
+
+// Checked inputs as kernels read them. Owns the copies that a non-contiguous last dimension or int32 offsets need.
+struct KernelInputs {
+  explicit KernelInputs(const Inputs& inputs);
+
+  at::Tensor q, k, v, w, beta, g, cu_seqlens;  // undefined where not given
+  Problem problem;
+};
+
+at::Tensor with_contiguous_last(const at::Tensor& tensor);  // itself, or a copy
+ConstView const_view(const at::Tensor& tensor);             // [B, T, heads(, width)]; null for an undefined or empty tensor
+View view(const at::Tensor& tensor);
+
+// Also refuses tensors that are not contiguous, not on the CPU, and lengths outside [0, capacity].
+DecodingState kernel_state(const State& state);
+
+}  // namespace pathattn::operators

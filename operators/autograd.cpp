@@ -1,0 +1,116 @@
+// Derivatives of the operators: path_attention has one, path_attention_backward refuses a second, decoding has none.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "operators/arguments.h"
+
+namespace pathattn::operators {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
+                                                  const OptionalTensor& beta, const OptionalTensor& g, std::optional<double> scale,
+                                                  const OptionalTensor& cu_seqlens, bool gate_scaled);
+Gradients path_attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
+                                  const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o,
+                                  const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled);
+
+// An operator by way of PyTorch's dispatcher, which finds the device's kernel and lets tracing see the call.
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> dispatched(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+Gradients call_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
+                        const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o, const OptionalTensor& d_lse,
+                        std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled) {
+  static const auto op = dispatched<decltype(path_attention_backward)>("pathattn::path_attention_backward");
+  return op.call(q, k, v, w, beta, g, o, lse, d_o, d_lse, scale, cu_seqlens, gate_scaled);
+}
+
+class PathAttention : public torch::autograd::Function<PathAttention> {
+ public:
+  static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
+                               const OptionalTensor& beta, const OptionalTensor& g, std::optional<double> scale, const OptionalTensor& cu_seqlens,
+                               bool gate_scaled) {
+    static const auto op = dispatched<decltype(path_attention)>("pathattn::path_attention");
+    at::AutoDispatchBelowADInplaceOrView below;
+    auto [o, lse] = op.call(q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled);
+    context->set_materialize_grads(false);
+    context->save_for_backward(
+        {q, k, v, w.value_or(at::Tensor()), beta.value_or(at::Tensor()), g.value_or(at::Tensor()), cu_seqlens.value_or(at::Tensor()), o, lse});
+    context->saved_data["scale"] = scale;
+    context->saved_data["gate_scaled"] = gate_scaled;
+    return {o, lse};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    variable_list result(9);  // one for each argument of forward
+    if (!gradients[0].defined() && !gradients[1].defined()) return result;
+    const variable_list saved = context->get_saved_variables();
+    const auto optional = [](const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; };
+    const at::Tensor &o = saved[7], &lse = saved[8];
+    const at::Tensor d_o = gradients[0].defined() ? gradients[0] : at::zeros_like(o);
+    auto [dq, dk, dv, dw, dbeta, dg] =
+        call_backward(saved[0], saved[1], saved[2], optional(saved[3]), optional(saved[4]), optional(saved[5]), o, lse, d_o, optional(gradients[1]),
+                      context->saved_data["scale"].toOptional<double>(), optional(saved[6]), context->saved_data["gate_scaled"].toBool());
+    result[0] = dq, result[1] = dk, result[2] = dv;
+    if (saved[3].defined()) result[3] = dw, result[4] = dbeta;
+    if (saved[5].defined()) result[5] = dg;
+    return result;
+  }
+};
+
+class PathAttentionBackward : public torch::autograd::Function<PathAttentionBackward> {
+ public:
+  static variable_list forward(AutogradContext*, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
+                               const OptionalTensor& beta, const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o,
+                               const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    auto [dq, dk, dv, dw, dbeta, dg] = call_backward(q, k, v, w, beta, g, o, lse, d_o, d_lse, scale, cu_seqlens, gate_scaled);
+    return {dq, dk, dv, dw, dbeta, dg};
+  }
+
+  static variable_list backward(AutogradContext*, const variable_list&) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "pathattn::path_attention can be differentiated once: its gradients have no derivative");
+  }
+};
+
+std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
+                                                  const OptionalTensor& beta, const OptionalTensor& g, std::optional<double> scale,
+                                                  const OptionalTensor& cu_seqlens, bool gate_scaled) {
+  const variable_list results = PathAttention::apply(q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled);
+  return {results[0], results[1]};
+}
+
+Gradients path_attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
+                                  const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o,
+                                  const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled) {
+  const variable_list results = PathAttentionBackward::apply(q, k, v, w, beta, g, o, lse, d_o, d_lse, scale, cu_seqlens, gate_scaled);
+  return {results[0], results[1], results[2], results[3], results[4], results[5]};
+}
+
+// For operators without a derivative: refuses inputs that want one, rather than cutting the graph silently.
+void refuse_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (at::GradMode::is_enabled()) {
+    for (const c10::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
+      TORCH_CHECK(!argument.isTensor() || !argument.toTensor().requires_grad(), op.schema().name(),
+                  " has no derivative: call it under torch.no_grad(), or use pathattn::path_attention");
+    }
+  }
+  at::AutoDispatchBelowADInplaceOrView below;
+  op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(pathattn, Autograd, m) {
+  m.impl("path_attention", path_attention);
+  m.impl("path_attention_backward", path_attention_backward);
+  for (const char* name : {"prefill", "decode", "carried_keys"}) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
+}
+
+}  // namespace pathattn::operators

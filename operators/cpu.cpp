@@ -1,0 +1,151 @@
+// The operators on a CPU: kernels/cpu on at::parallel_for, with workspaces from torch's allocator.
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <atomic>
+
+#include "kernels/cpu/cpu.h"
+#include "operators/arguments.h"
+
+namespace pathattn::operators {
+namespace {
+
+int available_workers() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+
+void check_status(const Status& status) { TORCH_CHECK_VALUE(status.ok(), status.message, ", got ", status.value); }
+
+// Runs a kernel with its workspace; turns its Status into an error. Tasks go in order to whichever worker is free, since those of causal attention
+// differ in length; inside another parallel region everything happens on the calling thread.
+template <typename Kernel>
+void run(int num_workers, size_t workspace_size, Kernel&& kernel) {
+  const at::Tensor workspace = at::empty({static_cast<int64_t>(workspace_size)}, at::kByte);
+  auto parallel_for = [=](int64_t num_tasks, Executor::Task task) {
+    std::atomic<int64_t> next{0};
+    at::parallel_for(0, num_workers, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t worker = begin; worker < end; ++worker) {
+        for (int64_t i = next++; i < num_tasks; i = next++) task(i, static_cast<int>(worker));
+      }
+    });
+  };
+  check_status(kernel(workspace.mutable_data_ptr(), Executor{num_workers, parallel_for}));
+}
+
+std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
+                                                  const OptionalTensor& beta, const OptionalTensor& g, std::optional<double> scale,
+                                                  const OptionalTensor& cu_seqlens, bool gate_scaled) {
+  const Inputs inputs{q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled};
+  check_inputs(inputs);
+  const KernelInputs in(inputs);
+  at::Tensor o = new_o(inputs), lse = new_lse(inputs);
+  const ForwardArguments arguments{in.problem,          const_view(in.q), const_view(in.k), const_view(in.v), const_view(in.w),
+                                   const_view(in.beta), const_view(in.g), view(o),          view(lse)};
+  check_status(check(arguments));  // before anything is measured by cu_seqlens
+  const int workers = available_workers();
+  run(workers, cpu::forward_workspace_size(in.problem, in.w.defined(), workers),
+      [&](void* workspace, const Executor& executor) { return cpu::forward(arguments, workspace, executor); });
+  return {o, lse};
+}
+
+Gradients path_attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
+                                  const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o,
+                                  const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled) {
+  const Inputs inputs{q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled};
+  check_inputs(inputs);
+  check_results(inputs, o, lse, d_o, d_lse);
+  const KernelInputs in(inputs);
+  const at::Tensor o_read = with_contiguous_last(o), d_o_read = with_contiguous_last(d_o);
+  at::Tensor dq = new_gradient(inputs, q), dk = new_gradient(inputs, k), dv = new_gradient(inputs, v);
+  at::Tensor dw = new_gradient(inputs, w), dbeta = new_gradient(inputs, beta), dg = new_gradient(inputs, g);
+  const View none;
+  const BackwardArguments arguments{in.problem,
+                                    const_view(in.q),
+                                    const_view(in.k),
+                                    const_view(in.v),
+                                    const_view(in.w),
+                                    const_view(in.beta),
+                                    const_view(in.g),
+                                    const_view(o_read),
+                                    const_view(lse),
+                                    const_view(d_o_read),
+                                    d_lse ? const_view(*d_lse) : ConstView{},
+                                    view(dq),
+                                    view(dk),
+                                    view(dv),
+                                    in.w.defined() ? view(dw) : none,
+                                    in.w.defined() ? view(dbeta) : none,
+                                    in.g.defined() ? view(dg) : none};
+  check_status(check(arguments));  // before anything is measured by cu_seqlens
+  const int workers = available_workers();
+  run(workers, cpu::backward_workspace_size(in.problem, in.w.defined(), workers),
+      [&](void* workspace, const Executor& executor) { return cpu::backward(arguments, workspace, executor); });
+  return {dq, dk, dv, dw, dbeta, dg};
+}
+
+at::Tensor prefill(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
+                   const OptionalTensor& g, at::Tensor& keys, at::Tensor& values, const OptionalTensor& gate_sums, const OptionalTensor& carries,
+                   const OptionalTensor& open_keys, const OptionalTensor& open_carry, at::Tensor& lengths, std::optional<double> scale,
+                   const OptionalTensor& cu_seqlens, bool gate_scaled) {
+  const Inputs inputs{q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled};
+  const State tensors{keys, values, gate_sums, carries, open_keys, open_carry, lengths};
+  check_inputs(inputs);
+  check_state(tensors, inputs);
+  const KernelInputs in(inputs);
+  DecodingState state = kernel_state(tensors);
+  state.query_heads = in.problem.query_heads;
+  at::Tensor o = new_o(inputs), lse = new_lse(inputs);
+  const ForwardArguments arguments{in.problem,          const_view(in.q), const_view(in.k), const_view(in.v), const_view(in.w),
+                                   const_view(in.beta), const_view(in.g), view(o),          view(lse)};
+  check_status(check(arguments));  // before anything is measured by cu_seqlens
+  const int workers = available_workers();
+  run(workers, cpu::prefill_workspace_size(in.problem, in.w.defined(), workers),
+      [&](void* workspace, const Executor& executor) { return cpu::prefill(arguments, state, workspace, executor); });
+  return o;
+}
+
+at::Tensor decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
+                  const OptionalTensor& g, at::Tensor& keys, at::Tensor& values, const OptionalTensor& gate_sums, const OptionalTensor& carries,
+                  const OptionalTensor& open_keys, const OptionalTensor& open_carry, at::Tensor& lengths, std::optional<double> scale,
+                  bool gate_scaled) {
+  const OptionalTensor no_cu_seqlens;
+  const Inputs inputs{q, k, v, w, beta, g, scale, no_cu_seqlens, gate_scaled};
+  const State tensors{keys, values, gate_sums, carries, open_keys, open_carry, lengths};
+  check_inputs(inputs);
+  check_state(tensors, inputs);
+  const KernelInputs in(inputs);
+  DecodingState state = kernel_state(tensors);
+  state.query_heads = in.problem.query_heads;
+  at::Tensor o = new_o(inputs);
+  const ForwardArguments arguments{
+      in.problem, const_view(in.q), const_view(in.k), const_view(in.v), const_view(in.w), const_view(in.beta), const_view(in.g), view(o), View{}};
+  const int workers = available_workers();
+  run(workers, cpu::decode_workspace_size(in.problem, state, workers),
+      [&](void* workspace, const Executor& executor) { return cpu::decode(arguments, state, workspace, executor); });
+  return o;
+}
+
+at::Tensor carried_keys(const at::Tensor& keys, const at::Tensor& values, const OptionalTensor& gate_sums, const OptionalTensor& carries,
+                        const OptionalTensor& open_keys, const OptionalTensor& open_carry, const at::Tensor& lengths, int64_t tokens) {
+  const State tensors{keys, values, gate_sums, carries, open_keys, open_carry, lengths};
+  check_state(tensors);
+  check_tokens(tensors, tokens);
+  const DecodingState state = kernel_state(tensors);
+  at::Tensor out = new_carried_keys(tensors, tokens);
+  if (out.numel() == 0) return out;
+  const int workers = available_workers();
+  run(workers, cpu::carried_keys_workspace_size(state, workers),
+      [&](void* workspace, const Executor& executor) { return cpu::carried_keys(state, tokens, view(out), workspace, executor); });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(pathattn, CPU, m) {
+  m.impl("path_attention", path_attention);
+  m.impl("path_attention_backward", path_attention_backward);
+  m.impl("prefill", prefill);
+  m.impl("decode", decode);
+  m.impl("carried_keys", carried_keys);
+}
+
+}  // namespace pathattn::operators
