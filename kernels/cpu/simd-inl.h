@@ -1,0 +1,133 @@
+// Elementwise pieces: exp2, conversion of rows on their way in and out, transposition into panels.
+
+#if defined(PATHATTN_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef PATHATTN_CPU_SIMD_INL_H_
+#undef PATHATTN_CPU_SIMD_INL_H_
+#else
+#define PATHATTN_CPU_SIMD_INL_H_
+#endif
+
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "kernels/cpu/gemm-inl.h"
+#include "kernels/cpu/layout.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace pathattn::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <typename T>
+inline constexpr T kLog2E = T(1.4426950408889634074);
+template <typename T>
+inline constexpr T kLn2 = T(0.69314718055994530942);
+template <typename T>
+inline constexpr T kInfinity = std::numeric_limits<T>::infinity();
+
+// 2^x for x up to 125: within 2 ulp; exactly 0 where the result would be below 2^-125 (float32) or 2^-1021; NaN stays NaN.
+template <class D>
+HWY_INLINE hn::Vec<D> exp2(D d, hn::Vec<D> x) {
+  using T = hn::TFromD<D>;
+  constexpr bool kDouble = sizeof(T) == 8;
+  // Adding 1.5 * 2^mantissa_bits rounds x to an integer that then stands in the low bits.
+  const auto magic = hn::Set(d, kDouble ? T(6755399441055744.0) : T(12582912.0));
+  const auto shifted = hn::Add(x, magic);
+  const auto f = hn::Sub(x, hn::Sub(shifted, magic));
+  hn::Vec<D> y;
+  if constexpr (kDouble) {
+    // Taylor series in f ln 2, |f| <= 1/2: the first term left out is below 2^-55.
+    constexpr double kTerms[] = {1.0, 0.69314718055994530942, 0.24022650695910071233, 0.055504108664821579953, 0.0096181291076284771620,
+                                 0.0013333558146428443423, 1.5403530393381609954e-4, 1.5252733804059840280e-5, 1.3215486790144309488e-6,
+                                 1.0178086009239699728e-7, 7.0549116208011233299e-9, 4.4455382718708114976e-10, 2.5678435993488205142e-11,
+                                 1.3691488853904128881e-12};
+    y = hn::Set(d, T(kTerms[13]));
+    HWY_UNROLL(13)
+    for (int i = 12; i >= 0; --i) y = hn::MulAdd(y, f, hn::Set(d, T(kTerms[i])));
+  } else {
+    // Minimax on [-1/2, 1/2], relative error 2e-9 before rounding.
+    y = hn::MulAdd(hn::Set(d, T(1.5353361171534935e-4)), f, hn::Set(d, T(1.3398874662556362e-3)));
+    y = hn::MulAdd(y, f, hn::Set(d, T(9.618437362611663e-3)));
+    y = hn::MulAdd(y, f, hn::Set(d, T(5.550332470340098e-2)));
+    y = hn::MulAdd(y, f, hn::Set(d, T(2.402264791355622e-1)));
+    y = hn::MulAdd(y, f, hn::Set(d, T(6.931472028555618e-1)));
+    y = hn::MulAdd(y, f, hn::Set(d, T(1)));
+  }
+  const hn::RebindToSigned<D> di;
+  const auto power = hn::ShiftLeft<kDouble ? 52 : 23>(hn::BitCast(di, shifted));
+  y = hn::BitCast(d, hn::Add(hn::BitCast(di, y), power));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kDouble ? T(-1021) : T(-125))), y);
+}
+
+inline float bfloat16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+// To nearest, ties to even; a NaN stays one.
+inline uint16_t float_to_bfloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
+}
+
+// out[i][0 .. width) = factor * row i of `from`, then zeros up to `padded_width`, and zero rows up to `padded_rows`.
+template <typename T>
+void load_rows(const void* from, DType dtype, int64_t from_stride, int64_t num_rows, int64_t width, T factor, T* HWY_RESTRICT out, int64_t stride,
+               int64_t padded_rows, int64_t padded_width) {
+  for (int64_t i = 0; i < num_rows; ++i, out += stride) {
+    if (dtype == DType::kBFloat16) {
+      const uint16_t* row = static_cast<const uint16_t*>(from) + i * from_stride;
+      for (int64_t c = 0; c < width; ++c) out[c] = factor * static_cast<T>(bfloat16_to_float(row[c]));
+    } else {
+      const T* row = static_cast<const T*>(from) + i * from_stride;
+      for (int64_t c = 0; c < width; ++c) out[c] = factor * row[c];
+    }
+    for (int64_t c = width; c < padded_width; ++c) out[c] = 0;
+  }
+  for (int64_t i = num_rows; i < padded_rows; ++i, out += stride) std::memset(out, 0, padded_width * sizeof(T));
+}
+
+// Row i of `to` = factors[i] * row i of `from`, rounded to dtype.
+template <typename T, typename Factor>
+void store_rows(const T* HWY_RESTRICT from, int64_t stride, int64_t num_rows, int64_t width, Factor factor, void* to, DType dtype, int64_t to_stride) {
+  for (int64_t i = 0; i < num_rows; ++i, from += stride) {
+    const T f = factor(i);
+    if (dtype == DType::kBFloat16) {
+      uint16_t* row = static_cast<uint16_t*>(to) + i * to_stride;
+      for (int64_t c = 0; c < width; ++c) row[c] = float_to_bfloat16(static_cast<float>(f * from[c]));
+    } else {
+      T* row = static_cast<T*>(to) + i * to_stride;
+      for (int64_t c = 0; c < width; ++c) row[c] = f * from[c];
+    }
+  }
+}
+
+// Rows as packed columns: columns(out, width) is their transpose.
+template <typename T>
+void pack_columns(const T* HWY_RESTRICT from, int64_t stride, int64_t num_rows, int64_t width, T* HWY_RESTRICT out) {
+  constexpr int64_t kWide = kPanel<T>;
+  for (int64_t i = 0; i < num_rows; ++i) {
+    T* to = out + i / kWide * width * kWide + i % kWide;
+    for (int64_t c = 0; c < width; ++c) to[c * kWide] = from[i * stride + c];
+  }
+}
+
+template <typename T>
+void unpack_columns(const T* HWY_RESTRICT packed, int64_t num_rows, int64_t width, T* HWY_RESTRICT out, int64_t stride) {
+  constexpr int64_t kWide = kPanel<T>;
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const T* from = packed + i / kWide * width * kWide + i % kWide;
+    for (int64_t c = 0; c < width; ++c) out[i * stride + c] = from[c * kWide];
+  }
+}
+
+template <typename T>
+HWY_INLINE void scale_row(T* HWY_RESTRICT row, int64_t width, T factor) {
+  const hn::ScalableTag<T> d;
+  const auto f = hn::Set(d, factor);
+  for (int64_t c = 0; c < width; c += static_cast<int64_t>(hn::Lanes(d))) hn::Store(hn::Mul(hn::Load(d, row + c), f), d, row + c);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace pathattn::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif
