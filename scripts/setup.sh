@@ -57,7 +57,7 @@ make_venv() {
   echo "setup: installing $(tr '\n' ' ' <"$root/requirements.txt")into .venv (PyTorch and its libraries are some gigabytes)"
   "$venv/bin/python" -m pip install --disable-pip-version-check "${quiet[@]}" -r "$root/requirements.txt" ||
     stop "pip could not fill .venv: is the network up, and is there 8 GB of disk?" "or name a Python that has torch already: make ... PYTHON=/path/to/python"
-  echo "$root/python" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pathattn.pth"
+  echo "$root/build/release/python" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pathattn.pth"
   echo "$wanted" >"$stamp"
 }
 

@@ -1,17 +1,19 @@
-"""Where the build is: PATHATTN_BUILD, or build/release."""
+"""Where the build is: PATHATTN_BUILD, or build/release. Its Python package is the one that tests import."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("PATHATTN_BUILD", ROOT / "build/release"))
+sys.path.insert(0, str(BUILD / "python"))
 
 
 @pytest.fixture(scope="session")
 def build():
     """The build folder, which has the pathattn program and the operators' library."""
-    folder = Path(os.environ.get("PATHATTN_BUILD", ROOT / "build/release"))
-    if not folder.is_dir():
-        pytest.fail(f"{folder} is missing: run `make build`, or name a build folder in PATHATTN_BUILD")
-    return folder
+    if not BUILD.is_dir():
+        pytest.fail(f"{BUILD} is missing: run `make build`, or name a build folder in PATHATTN_BUILD")
+    return BUILD
