@@ -117,14 +117,14 @@ HWY_INLINE void dot_tile(const Compute* queries, const Stored* keys, int64_t wid
 
 template <int kQueries, int kKeys, typename Stored, typename Compute>
 HWY_INLINE void dot_tiles(const Compute* queries, const Stored* keys, int64_t num_keys, int64_t width, Compute* out, int64_t out_stride) {
-  int64_t j = 0;
-  for (; j + kKeys <= num_keys; j += kKeys) dot_tile<kQueries, kKeys>(queries, keys + j * width, width, out + j, out_stride);
-  for (; j < num_keys; ++j) dot_tile<kQueries, 1>(queries, keys + j * width, width, out + j, out_stride);
+  const int64_t in_tiles = num_keys - num_keys % kKeys;
+  for (int64_t j = 0; j < in_tiles; j += kKeys) dot_tile<kQueries, kKeys>(queries, keys + j * width, width, out + j, out_stride);
+  for (int64_t j = in_tiles; j < num_keys; ++j) dot_tile<kQueries, 1>(queries, keys + j * width, width, out + j, out_stride);
 }
 
 // out[r, j] = queries[r] . keys[j]; rows of queries and keys are `width` apart, rows of out `out_stride`.
 template <typename Stored, typename Compute>
-void dot_rows(const Compute* queries, int64_t num_queries, const Stored* keys, int64_t num_keys, int64_t width, Compute* out, int64_t out_stride) {
+HWY_NOINLINE void dot_rows(const Compute* queries, int64_t num_queries, const Stored* keys, int64_t num_keys, int64_t width, Compute* out, int64_t out_stride) {
   int64_t r = 0;
   for (; r + 4 <= num_queries; r += 4) dot_tiles<4, 2>(queries + r * width, keys, num_keys, width, out + r * out_stride, out_stride);
   for (; r + 2 <= num_queries; r += 2) dot_tiles<2, 4>(queries + r * width, keys, num_keys, width, out + r * out_stride, out_stride);
@@ -155,7 +155,7 @@ HWY_INLINE void add_weighted_tiles(const Compute* weights, int64_t weight_stride
 
 // out[r] = sum_j weights[r, j] values[j]; rows of values and out are `width` apart, rows of weights `weight_stride`.
 template <typename Stored, typename Compute>
-void weighted_rows(const Compute* weights, int64_t weight_stride, int64_t num_queries, const Stored* values, int64_t num_values, int64_t width,
+HWY_NOINLINE void weighted_rows(const Compute* weights, int64_t weight_stride, int64_t num_queries, const Stored* values, int64_t num_values, int64_t width,
                    Compute* out) {
   for (int64_t c = 0; c < num_queries * width; ++c) out[c] = 0;
   for (int64_t j = 0; j < num_values; j += 8) {  // few values at a time, so that all queries meet them in the nearest cache
@@ -169,7 +169,7 @@ void weighted_rows(const Compute* weights, int64_t weight_stride, int64_t num_qu
 
 // rows[r] -= beta (rows[r] . w) w: every row goes through H = I - beta w^T w.
 template <typename Compute>
-void reflect_rows(Compute* rows, int64_t num_rows, int64_t width, const Compute* w, Compute beta) {
+HWY_NOINLINE void reflect_rows(Compute* rows, int64_t num_rows, int64_t width, const Compute* w, Compute beta) {
   const Tag<Compute> d;
   const int64_t lanes = num_lanes<Compute>();
   constexpr int64_t kTogether = 8;
@@ -225,7 +225,7 @@ HWY_INLINE void multiply_panel(const Compute* rows, const Compute* matrix, int64
 
 // out[r] = rows[r] matrix, matrix [width, width]; out may be rows. out has the compute type or that of rows.
 template <typename Stored, typename Out>
-void multiply_rows(const Stored* rows, int64_t num_rows, const ComputeOf<Stored>* matrix, int64_t width, Out* out) {
+HWY_NOINLINE void multiply_rows(const Stored* rows, int64_t num_rows, const ComputeOf<Stored>* matrix, int64_t width, Out* out) {
   using Compute = ComputeOf<Stored>;
   constexpr int64_t kTogether = 4;
   HWY_ALIGN Compute in[kTogether * kMaxHeadWidth];
@@ -251,7 +251,7 @@ void set_identity(Compute* matrix, int64_t width) {
 // scores[j] = scale * scores[j] + the gates after key j. decays[j]: their sum inside the key's chunk, for all keys but the last, whose sum is 0; null
 // without a gate. offset: the sum over later chunks. gate_factor multiplies the sums, but -inf stays -inf.
 template <typename Compute>
-void finish_scores(Compute* scores, int64_t num_keys, Compute scale, const Compute* decays, Compute offset, Compute gate_factor) {
+HWY_NOINLINE void finish_scores(Compute* scores, int64_t num_keys, Compute scale, const Compute* decays, Compute offset, Compute gate_factor) {
   const Tag<Compute> d;
   const int64_t lanes = num_lanes<Compute>();
   const Vector<Compute> cut = hn::Set(d, -std::numeric_limits<Compute>::infinity());
@@ -267,7 +267,7 @@ void finish_scores(Compute* scores, int64_t num_keys, Compute scale, const Compu
 
 // Part of a softmax: scores become exp(scores - highest). Keys that are all cut (-inf) leave sum 0.
 template <typename Compute>
-void exponentiate(Compute* scores, int64_t num_keys, Compute* highest, Compute* sum) {
+HWY_NOINLINE void exponentiate(Compute* scores, int64_t num_keys, Compute* highest, Compute* sum) {
   const Tag<Compute> d;
   const int64_t lanes = num_lanes<Compute>();
   Compute top = std::numeric_limits<Compute>::lowest();

@@ -1,0 +1,78 @@
+#include "kernels/decoding_state.h"
+
+namespace pathattn {
+namespace {
+
+Status check(const DecodingState& state) {
+  if (state.sequences < 0) return {"the decoding state's number of sequences must not be negative", state.sequences};
+  if (state.capacity < 0 || state.capacity % kDecodeChunk != 0) return {"the decoding state's capacity must be a multiple of 512", state.capacity};
+  if (!state.carries != !state.open_keys || !state.carries != !state.open_carry) {
+    return {"the decoding state must have all or none of carries, open_keys and open_carry"};
+  }
+  if (state.sequences == 0) return {};
+  if (!state.lengths) return {"the decoding state has no lengths"};
+  if (state.capacity > 0 && !state.keys) return {"the decoding state has no keys"};
+  if (state.capacity > 0 && !state.values) return {"the decoding state has no values"};
+  for (int64_t n = 0; n < state.sequences; ++n) {
+    if (state.lengths[n] < 0 || state.lengths[n] > state.capacity) return {"a length of the decoding state must be 0 ... capacity", state.lengths[n]};
+  }
+  return {};
+}
+
+Status check_match(const ForwardArguments& a, const DecodingState& state) {
+  const Problem& p = a.problem;
+  if (p.query_heads != state.query_heads) return {"the decoding state has another number of query heads", p.query_heads};
+  if (p.key_heads != state.key_heads) return {"the decoding state has another number of key heads", p.key_heads};
+  if (p.key_width != state.key_width) return {"the decoding state has another width of q and k", p.key_width};
+  if (p.value_width != state.value_width) return {"the decoding state has another width of v", p.value_width};
+  if (p.dtype != state.dtype) return {"the decoding state has another dtype", static_cast<int64_t>(p.dtype)};
+  if (p.batch * p.tokens == 0) return {};
+  if (!a.g.data != !state.gate_sums) return {"g must be given if and only if the decoding state has gate sums"};
+  if (!a.w.data != !state.carries) return {"w and beta must be given if and only if the decoding state has carries"};
+  return {};
+}
+
+}  // namespace
+
+Status check_prefill(const ForwardArguments& a, const DecodingState& state) {
+  const Problem& p = a.problem;
+  if (const Status status = check(a); !status.ok()) return status;
+  if (const Status status = check(state); !status.ok()) return status;
+  if (const Status status = check_match(a, state); !status.ok()) return status;
+  const int64_t documents = p.cu_seqlens ? p.num_documents : p.batch;
+  if (documents != state.sequences) return {"the decoding state must have one sequence for each document", documents};
+  for (int64_t n = 0; n < documents; ++n) {
+    const int64_t length = p.cu_seqlens ? p.cu_seqlens[n + 1] - p.cu_seqlens[n] : p.tokens;
+    if (state.lengths[n] != 0) return {"prefill needs an empty decoding state, a sequence already has tokens", state.lengths[n]};
+    if (length > state.capacity) return {"a document is longer than the decoding state's capacity", length};
+  }
+  return {};
+}
+
+Status check_decode(const ForwardArguments& a, const DecodingState& state) {
+  const Problem& p = a.problem;
+  ForwardArguments with_lse = a;
+  if (!a.lse.data) with_lse.lse = a.o;  // lse is optional here
+  if (const Status status = check(with_lse); !status.ok()) return status;
+  if (p.cu_seqlens) return {"decode takes no cu_seqlens", p.num_documents};
+  if (const Status status = check(state); !status.ok()) return status;
+  if (const Status status = check_match(a, state); !status.ok()) return status;
+  if (p.batch != state.sequences) return {"batch must be the decoding state's number of sequences", p.batch};
+  for (int64_t n = 0; n < state.sequences; ++n) {
+    if (p.tokens > state.capacity - state.lengths[n])
+      return {"the new tokens do not fit, the decoding state has room for", state.capacity - state.lengths[n]};
+  }
+  return {};
+}
+
+Status check_carried_keys(const DecodingState& state, int64_t tokens, const View& out) {
+  if (const Status status = check(state); !status.ok()) return status;
+  if (tokens < 0) return {"tokens must not be negative", tokens};
+  if (state.sequences > 0 && tokens > 0 && !out.data) return {"out is missing"};
+  for (int64_t n = 0; n < state.sequences; ++n) {
+    if (state.lengths[n] > tokens) return {"out has fewer rows than a sequence has tokens", state.lengths[n]};
+  }
+  return {};
+}
+
+}  // namespace pathattn
