@@ -31,7 +31,7 @@ enum class Gate {
 };
 
 struct Case {
-  std::string name;
+  std::string name = {};
   int64_t batch = 1, tokens = 0, query_heads = 1, key_heads = 1, key_width = 64, value_width = 64;
   DType dtype = DType::kFloat32;
   W w = W::kUnit;
