@@ -59,7 +59,7 @@ void add_fox(const ModelConfig& c, const std::string& prefix, Table& table) {
 LayerNames layer_names(const ModelConfig& config, int64_t layer) {
   const std::string prefix = fmt::format("model.layers.{}.", layer);
   const bool llama = config.kind == AttentionKind::kRope;
-  return {prefix + (llama ? "self_attn." : "attn."), mlp + "", prefix + (llama ? "input_layernorm" : "attn_norm") + ".weight",
+  return {prefix + (llama ? "self_attn." : "attn."), prefix + "mlp.", prefix + (llama ? "input_layernorm" : "attn_norm") + ".weight",
           prefix + (llama ? "post_attention_layernorm" : "mlp_norm") + ".weight"};
 }
 
