@@ -83,21 +83,7 @@ struct Inputs {
 
 }  // namespace
 
-size_t forward_workspace_size(const Problem&, bool, int) { return 0; }
 size_t backward_workspace_size(const Problem&, bool, int) { return 0; }
-
-Status forward(const ForwardArguments& a, void*, const Executor&) {
-  if (const Status status = check(a); !status.ok()) return status;
-  const Inputs in(a);
-  Problem p = a.problem;
-  p.dtype = DType::kFloat64;
-  Copy o = make(p, p.query_heads, p.value_width), lse = make(p, p.query_heads, 1);
-  const ForwardArguments in_float64{p, in.q.in(), in.k.in(), in.v.in(), in.w.in(), in.beta.in(), in.g.in(), o.out(), lse.out()};
-  if (const Status status = reference::forward(in_float64); !status.ok()) return status;
-  write(p, o, a.o, a.problem.dtype);
-  write(p, lse, a.lse, compute_type(a.problem.dtype));
-  return {};
-}
 
 Status backward(const BackwardArguments& a, void*, const Executor&) {
   if (const Status status = check(a); !status.ok()) return status;
