@@ -80,7 +80,9 @@ Backend reference_backend() { return {"reference", reference::forward, reference
 
 Backend cpu_backend(int num_workers, Workers::Order order) {
   const auto call = [=](auto kernel, auto workspace_size, const auto& arguments) {
-    const GuardedMemory workspace(workspace_size(arguments.problem, arguments.w.data != nullptr, num_workers), 64);
+    // Sizes are defined for arguments that pass the check; the others must be refused by the kernel itself.
+    const size_t size = check(arguments).ok() ? workspace_size(arguments.problem, arguments.w.data != nullptr, num_workers) : 0;
+    const GuardedMemory workspace(size, 64);
     Workers workers(num_workers, order);
     const Status status = kernel(arguments, workspace.data(), workers.executor());
     if (!workspace.surroundings_untouched()) throw std::runtime_error("written outside the workspace");
