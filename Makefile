@@ -9,7 +9,7 @@ JOBS ?= $(shell nproc)
 python := $(if $(PYTHON),$(or $(shell command -v $(PYTHON)),$(PYTHON)),$(CURDIR)/.venv/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test format clean
+.PHONY: help setup build test demo demo-full format clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -17,12 +17,18 @@ help:  ## print this list
 setup:  ## install Debian packages and .venv, as far as they are missing
 	@scripts/setup.sh $(if $(PYTHON),$(python))
 
-build: setup  ## build/release: the pathattn program, the operators, the tests
+build: setup  ## the pathattn program, the operators and the tests into build/release; .venv can then import pathattn
 	@cmake --preset release -B $(BUILD) -DPATHATTN_PYTHON="$(python)" -DPATHATTN_CUDA=$(PATHATTN_CUDA)
 	@cmake --build $(BUILD) --parallel $(JOBS)
 
 test: build  ## every test; the last line counts them
 	@$(python) scripts/run_tests.py $(BUILD) --pytest tests
+
+demo: build  ## train and compare PaTH with RoPE in 10 minutes; ends in runs/demo/report.html
+	@$(python) scripts/demo.py $(BUILD)/pathattn runs/demo
+
+demo-full: build  ## the same with every kind of attention and twice the steps
+	@$(python) scripts/demo.py $(BUILD)/pathattn runs/demo-full --full
 
 format: setup  ## clang-format all sources
 	@git ls-files -z '*.h' '*.cpp' | xargs -0 $(or $(wildcard $(dir $(python))clang-format),clang-format) -i
