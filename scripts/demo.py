@@ -33,7 +33,7 @@ def call(command, **options):
             output = child.communicate()[0]
         except KeyboardInterrupt:
             interrupted = True
-    if interrupted or child.returncode == 130:
+    if interrupted or child.returncode in (130, 143):
         sys.exit("\ndemo: interrupted; the same command goes on from here")
     if child.returncode:
         sys.exit(f"\ndemo: this command failed with status {child.returncode}: {shlex.join(str(part) for part in command)}")
@@ -57,7 +57,7 @@ def train_command(pathattn, folder, task, kind, full):
     command = [pathattn, "train", RECIPES[task], "--output", folder / f"{task}_{kind}", "--set", f"model.kind={kind}"]
     if task == "text":
         torch = Path(importlib.util.find_spec("torch").origin).parent
-        command += ["--set", f"train.steps={FULL_STEPS if full else STEPS}", "--set", f'data.files="{torch}/**/*.py"']
+        command += ["--set", f"train.steps={FULL_STEPS if full else STEPS}", "--set", f'data.files="{torch}"', "--set", 'data.extensions=".py"']
     return [*command, "--resume"]
 
 
