@@ -1,7 +1,7 @@
 """Includes point upwards only: every #include of the tree against cmake/layers.tsv.
 
 A folder may include itself, what its row names, and what those may include; the longest folder name that fits a file decides.
-Tests (*_test.cpp, tests/) may also use GoogleTest, base (to read golden files) and the kernels.
+Tests (*_test.cpp, test_*, tests/) may also use GoogleTest, base (to read golden files) and the kernels.
 """
 
 import os
@@ -51,7 +51,7 @@ def violations(root, table):
             found.append(f"{path}: its folder is not in cmake/layers.tsv")
             continue
         allowed = reachable(table, layer)
-        if path.stem.endswith("_test") or "tests" in path.parts:
+        if path.stem.endswith("_test") or path.stem.startswith("test_") or "tests" in path.parts:
             allowed |= EXTRA_FOR_TESTS
         text = (root / path).read_text()
         for number, line in enumerate(text.splitlines(), 1):
