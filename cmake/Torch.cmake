@@ -17,7 +17,8 @@ target_compile_options(torch::torch INTERFACE     # -idirafter: torch bundles an
   $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)            # without it at::parallel_for runs one chunk
 target_compile_definitions(torch::torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${TORCH_ABI})
 target_link_directories(torch::torch INTERFACE "${TORCH_DIR}/lib")
-target_link_libraries(torch::torch INTERFACE torch torch_cpu c10)
+# stdc++ first: torch's libraries export a broken std::filesystem of their own (remove_all crashes), which would be bound instead.
+target_link_libraries(torch::torch INTERFACE stdc++ torch torch_cpu c10)
 target_link_options(torch::torch INTERFACE -Wl,--no-as-needed "-Wl,-rpath,${TORCH_DIR}/lib")
 
 # Headers of torch take 20 s to parse: one precompiled header, reused by every target that includes torch/torch.h.

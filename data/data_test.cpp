@@ -1,1 +1,302 @@
+#include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "base/random.h"
+#include "data/flip_flop.h"
+#include "data/stream.h"
+#include "data/text_windows.h"
+#include "text/scratch_folder.h"
+
+namespace pathattn {
+namespace {
+
+using nlohmann::json;
+
+Corpus corpus_of(const std::vector<int64_t>& sizes) {
+  Corpus corpus;
+  Random random(0, 0);
+  for (const int64_t size : sizes) {
+    std::string bytes;
+    for (int64_t i = 0; i < size; ++i) bytes += static_cast<char>(random.below(256));
+    corpus.append(fmt::format("document{}", corpus.num_documents()), bytes);
+  }
+  return corpus;
+}
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool same(const Batch& left, const Batch& right) {
+  return at::equal(left.tokens, right.tokens) && at::equal(left.targets, right.targets);
+}
+
+std::vector<int64_t> values(const at::Tensor& tensor) {
+  const at::Tensor flat = tensor.contiguous();
+  return {flat.data_ptr<int64_t>(), flat.data_ptr<int64_t>() + flat.numel()};
+}
+
+std::string bytes_of(const at::Tensor& tokens) {
+  std::string bytes;
+  for (const int64_t token : values(tokens)) bytes += static_cast<char>(token);
+  return bytes;
+}
+
+// A new stream that continues where another had taken `taken` batches gives what that one gives after them.
+void expect_exact_continuation(const std::function<std::unique_ptr<Stream>()>& make, int64_t taken, int64_t total) {
+  const auto whole = make();
+  for (int64_t i = 0; i < taken; ++i) whole->next();
+  const std::string position = whole->position().dump();
+  EXPECT_LT(position.size(), 300u);
+  const auto resumed = make();
+  resumed->next();  // a stream that was used already may seek too
+  resumed->seek(json::parse(position));
+  for (int64_t i = taken; i < total; ++i) ASSERT_TRUE(same(resumed->next(), whole->next())) << "batch " << i;
+  EXPECT_EQ(resumed->position(), whole->position());
+}
+
+TEST(TextStream, T11_edges_of_the_window_rule) {
+  const auto make = [](int64_t size) { return make_text_stream(corpus_of({size}), 4, 64, 1); };
+  for (const int64_t size : {0, 1, 256}) {
+    const std::string error = error_of([&] { make(size); });
+    EXPECT_NE(error.find(std::to_string(size) + " bytes"), std::string::npos) << error;
+    EXPECT_NE(error.find("4 windows of 64 tokens needs 257"), std::string::npos) << error;
+  }
+  const struct {
+    int64_t size, batches;
+  } cases[] = {{257, 1}, {512, 1}, {513, 2}};
+  for (const auto& [size, num_batches] : cases) {
+    const std::string bytes(corpus_of({size}).bytes());
+    const auto stream = make(size);
+    std::set<std::string> seen;
+    std::string last_labels;
+    for (int64_t i = 0; i < num_batches; ++i) {
+      const Batch batch = stream->next();
+      ASSERT_EQ(batch.tokens.sizes(), (at::IntArrayRef{4, 64}));
+      EXPECT_FALSE(batch.cu_seqlens.defined());
+      for (int64_t row = 0; row < 4; ++row) {
+        const std::string inputs = bytes_of(batch.tokens[row]), labels = bytes_of(batch.targets[row]);
+        const size_t start = bytes.find(inputs);
+        ASSERT_EQ(start % 64, 0u);
+        EXPECT_EQ(labels, bytes.substr(start + 1, 64));
+        EXPECT_TRUE(seen.insert(inputs).second);
+        last_labels += labels.back();
+      }
+    }
+    EXPECT_EQ(seen.size(), static_cast<size_t>(4 * num_batches));  // each window once an epoch
+    if (size != 512) {
+      EXPECT_NE(last_labels.find(bytes.back()), std::string::npos);  // the very last token is a label
+    }
+  }
+}
+
+TEST(TextStream, T01_resumes_around_the_last_full_batch_of_a_document) {
+  const auto make = [] { return make_text_stream(corpus_of({1025, 4000}), 4, 64, 1); };
+  for (const int64_t taken : {3, 4, 5}) expect_exact_continuation(make, taken, 20);
+}
+
+TEST(TextStream, T06_epochs_differ_and_resume_exactly) {
+  const auto make = [] { return make_text_stream(corpus_of({64 * 4 * 5 + 1}), 4, 64, 9); };  // 5 batches an epoch
+  for (const int64_t taken : {0, 1, 5, 7, 10, 14, 15}) expect_exact_continuation(make, taken, 17);
+  const auto stream = make();
+  std::vector<std::vector<std::string>> epochs(3);
+  for (auto& epoch : epochs) {
+    for (int i = 0; i < 5; ++i) {
+      const Batch batch = stream->next();
+      for (int64_t row = 0; row < 4; ++row) epoch.push_back(bytes_of(batch.tokens[row]));
+    }
+  }
+  EXPECT_NE(epochs[0], epochs[1]);
+  EXPECT_NE(epochs[1], epochs[2]);
+  for (auto& epoch : epochs) std::sort(epoch.begin(), epoch.end());
+  EXPECT_EQ(epochs[0], epochs[1]);  // no window skipped or repeated
+  EXPECT_EQ(epochs[1], epochs[2]);
+  EXPECT_FALSE(same(make_text_stream(corpus_of({5000}), 4, 64, 1)->next(), make_text_stream(corpus_of({5000}), 4, 64, 2)->next()));
+}
+
+TEST(TextStream, T07_other_data_are_refused_by_name) {
+  const auto saved = make_text_stream(corpus_of({1025, 4000}), 4, 64, 1);
+  saved->next();
+  const json position = saved->position();
+  const auto refused = [&](std::unique_ptr<Stream> stream, const std::string& expected) {
+    EXPECT_NE(stream->fingerprint(), saved->fingerprint());
+    const Batch first = stream->next();
+    const std::string error = error_of([&] { stream->seek(position); });
+    EXPECT_NE(error.find(expected), std::string::npos) << error;
+    stream->seek(position, true);
+    EXPECT_EQ(stream->position()["batches"], 1);
+  };
+  Corpus changed;
+  std::string bytes(corpus_of({1025}).bytes());
+  bytes[500] ^= 1;
+  changed.append("document0", bytes);
+  changed.append("document1", corpus_of({1025, 4000}).document(1));
+  refused(make_text_stream(changed, 4, 64, 1), "hash was");
+  refused(make_text_stream(corpus_of({1025, 4000, 10}), 4, 64, 1), "documents was 2 and is 3");
+  refused(make_text_stream(corpus_of({1025, 4000}), 4, 32, 1), "tokens_per_row was 64 and is 32");
+  refused(make_text_stream(corpus_of({1025, 4000}), 2, 64, 1), "batch_size was 4 and is 2");
+  refused(make_text_stream(corpus_of({1025, 4000}), 4, 64, 2), "seed was 1 and is 2");
+  refused(make_flip_flop_stream({0.8, 64}, 4, 1), "kind was \"text\" and is \"flip_flop\"");
+  EXPECT_EQ(make_text_stream(corpus_of({1025, 4000}), 4, 64, 1)->fingerprint(), saved->fingerprint());
+}
+
+TEST(Stream, damaged_positions_are_refused) {
+  const auto stream = make_flip_flop_stream({}, 2, 1);
+  const json good = stream->position();
+  stream->seek(good);
+  for (const char* damage : {"null", "[]", "{}", R"({"batches":1})", R"({"batches":-1,"data":{}})", R"({"batches":1.5,"data":{}})", R"({"batches":1,"data":7})"}) {
+    EXPECT_NE(error_of([&] { stream->seek(json::parse(damage)); }).find("damaged"), std::string::npos) << damage;
+  }
+  EXPECT_EQ(stream->position(), good);
+}
+
+TEST(TextWindows, document_windows_stay_inside_documents) {
+  const Corpus corpus = corpus_of({100, 65, 64, 193, 1});
+  const Batch all = document_windows(corpus, 100, 64);
+  ASSERT_EQ(all.tokens.size(0), 1 + 1 + 0 + 3 + 0);
+  const size_t starts[] = {0, 100, 229, 293, 357};
+  for (int64_t row = 0; row < 5; ++row) {
+    EXPECT_EQ(bytes_of(all.tokens[row]), corpus.bytes().substr(starts[row], 64));
+    EXPECT_EQ(bytes_of(all.targets[row]), corpus.bytes().substr(starts[row] + 1, 64));
+  }
+  EXPECT_TRUE(same(document_windows(corpus, 3, 64), document_windows(corpus, 3, 64)));
+  EXPECT_EQ(document_windows(corpus, 3, 64).tokens.size(0), 3);
+  const std::string error = error_of([&] { document_windows(corpus, 3, 193); });
+  EXPECT_NE(error.find("longest validation file has 193 bytes, but a window of 193 tokens needs 194"), std::string::npos) << error;
+  EXPECT_NE(error_of([] { document_windows(Corpus(), 3, 64); }).find("has 0 bytes"), std::string::npos);
+}
+
+TEST(FlipFlop, sequences_obey_the_definition) {
+  for (const double p_ignore : {0.0, 0.1, 0.8, 0.98, 1.0}) {
+    const int64_t rows = 300, tokens = 512;
+    const Batch batch = FlipFlop{p_ignore, tokens}.sequences(3, kFlipFlopTest, 0, rows);
+    std::map<int64_t, int64_t> instructions, free_bits, read_bits;
+    for (int64_t row = 0; row < rows; ++row) {
+      const std::vector<int64_t> sequence = values(batch.tokens[row]), targets = values(batch.targets[row]);
+      EXPECT_EQ(sequence.front(), kWrite);
+      EXPECT_EQ(sequence[tokens - 2], kRead);
+      int64_t written = -1;
+      for (int64_t i = 0; i < tokens; i += 2) {
+        const int64_t instruction = sequence[i], bit = sequence[i + 1];
+        ASSERT_TRUE(bit == kZero || bit == kOne);
+        ASSERT_TRUE(instruction == kWrite || instruction == kRead || instruction == kIgnore);
+        if (instruction == kWrite) written = bit;
+        if (instruction == kRead) {
+          ASSERT_EQ(bit, written);
+        }
+        ASSERT_EQ(targets[i], instruction == kRead ? bit : kIgnoreTarget);
+        ASSERT_EQ(targets[i + 1], kIgnoreTarget);
+        if (i > 0 && i < tokens - 2) ++instructions[instruction];
+        ++(instruction == kRead ? read_bits : free_bits)[bit];
+      }
+    }
+    const auto expect_share = [](int64_t count, double share, int64_t total) {
+      EXPECT_NEAR(count, share * total, 5 * std::sqrt(share * (1 - share) * total)) << share;
+    };
+    const int64_t total = rows * (tokens / 2 - 2);
+    expect_share(instructions[kIgnore], p_ignore, total);
+    expect_share(instructions[kWrite], (1 - p_ignore) / 2, total);
+    expect_share(instructions[kRead], (1 - p_ignore) / 2, total);
+    expect_share(free_bits[kOne], 0.5, free_bits[kOne] + free_bits[kZero]);
+  }
+}
+
+TEST(FlipFlop, sequences_are_functions_of_their_number) {
+  const FlipFlop language;
+  const Batch whole = language.sequences(1, kFlipFlopTraining, 0, 10), part = language.sequences(1, kFlipFlopTraining, 4, 3);
+  EXPECT_TRUE(at::equal(whole.tokens.narrow(0, 4, 3), part.tokens));
+  EXPECT_TRUE(at::equal(whole.targets.narrow(0, 4, 3), part.targets));
+  std::set<std::vector<int64_t>> seen;
+  for (const uint64_t stream : {kFlipFlopTraining, kFlipFlopValidation, kFlipFlopTest}) {
+    const Batch batch = language.sequences(1, stream, 0, 200);
+    for (int64_t row = 0; row < 200; ++row) seen.insert(values(batch.tokens[row]));
+  }
+  EXPECT_EQ(seen.size(), 600u);
+}
+
+TEST(FlipFlop, test_sets_have_enough_reads) {
+  for (const FlipFlopTestSet& set : kFlipFlopTestSets) {
+    const Batch batch = set.language.sequences(0, kFlipFlopTest, 0, set.num_sequences);
+    const std::vector<int64_t> targets = values(batch.targets);
+    EXPECT_GT(std::count_if(targets.begin(), targets.end(), [](int64_t target) { return target != kIgnoreTarget; }), 9'500) << set.name;
+  }
+}
+
+TEST(FlipFlop, stream_resumes_exactly) {
+  const auto make = [] { return make_flip_flop_stream({0.8, 64}, 3, 5); };
+  for (const int64_t taken : {0, 1, 7}) expect_exact_continuation(make, taken, 8);
+  EXPECT_EQ(make()->vocabulary_size(), kNumFlipFlopTokens);
+  // Recorded once: a change would silently alter every saved run's data.
+  EXPECT_EQ(values(make()->next().tokens[0].narrow(0, 0, 12)), (std::vector<int64_t>{0, 4, 2, 4, 0, 3, 2, 3, 2, 3, 0, 3}));
+}
+
+class RecipeStream : public testing::Test {
+ protected:
+  Recipe recipe(const json& data) const { return Recipe::from_json({{"data", data}}, "recipe.toml"); }
+  ScratchFolder folder;
+};
+
+TEST_F(RecipeStream, text) {
+  for (int i = 0; i < 20; ++i) folder.write(fmt::format("f{}.py", i), std::string(300, static_cast<char>('a' + i)));
+  folder.write("notes.md", "not wanted");
+  const json data = {{"kind", "text"}, {"files", folder / ""}, {"extensions", {".py"}}, {"validation_fraction", 0.25}};
+  Recipe first = recipe(data), second = recipe(data), third = recipe(data);
+  const auto stream = make_training_stream(first, 4, 64, 1);
+  first.refuse_unread();
+  EXPECT_EQ(stream->vocabulary_size(), 256);
+  std::set<int64_t> trained, validated;
+  for (int i = 0; i < 20; ++i) {
+    for (const int64_t token : values(stream->next().tokens)) trained.insert(token);
+  }
+  const std::vector<Batch> validation = make_validation_batches(second, 4, 64, 100);
+  second.refuse_unread();
+  for (const Batch& batch : validation) {
+    for (const int64_t token : values(batch.tokens)) validated.insert(token);
+  }
+  EXPECT_FALSE(validated.empty());
+  for (const int64_t token : validated) EXPECT_FALSE(trained.contains(token)) << static_cast<char>(token);
+  EXPECT_EQ(trained.size() + validated.size(), 20u);
+  const std::vector<Batch> few = make_validation_batches(third, 4, 64, 2);
+  ASSERT_EQ(few.size(), 2u);
+  EXPECT_EQ(few[1].tokens.size(0), 4);
+}
+
+TEST_F(RecipeStream, flip_flop) {
+  Recipe training = recipe({{"kind", "flip_flop"}, {"p_ignore", 0.5}});
+  const Batch batch = make_training_stream(training, 2, 64, 7)->next();
+  training.refuse_unread();
+  EXPECT_TRUE(same(batch, FlipFlop{0.5, 64}.sequences(7, kFlipFlopTraining, 0, 2)));
+  Recipe validation = recipe({{"kind", "flip_flop"}});
+  const std::vector<Batch> batches = make_validation_batches(validation, 2, 64, 3);
+  ASSERT_EQ(batches.size(), 3u);
+  EXPECT_TRUE(same(batches[2], FlipFlop{0.8, 64}.sequences(0, kFlipFlopValidation, 4, 2)));
+}
+
+TEST_F(RecipeStream, errors) {
+  const auto training_error = [&](const json& data, int64_t tokens = 64) {
+    Recipe settings = recipe(data);
+    return error_of([&] { make_training_stream(settings, 4, tokens, 1); });
+  };
+  EXPECT_NE(training_error({{"kind", "flipflop"}}).find("one of \"text\", \"flip_flop\""), std::string::npos);
+  EXPECT_NE(training_error({{"kind", "text"}}).find("data.files is missing"), std::string::npos);
+  EXPECT_NE(training_error({{"kind", "text"}, {"files", folder / "missing"}}).find(folder / "missing"), std::string::npos);
+  EXPECT_NE(training_error({{"kind", "flip_flop"}, {"p_ignore", 1.5}}).find("data.p_ignore = 1.5"), std::string::npos);
+  EXPECT_NE(training_error({{"kind", "flip_flop"}}, 63).find("even"), std::string::npos);
+  folder.write("a", std::string(1000, 'a'));
+  Recipe no_validation = recipe({{"kind", "text"}, {"files", folder / "a"}, {"validation_fraction", 0}});
+  EXPECT_NE(error_of([&] { make_validation_batches(no_validation, 4, 64, 1); }).find("data.validation_fraction"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace pathattn
