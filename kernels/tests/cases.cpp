@@ -332,7 +332,10 @@ Tolerance tolerance(const Case& c) {
     const double hard = c.beta_from > 1.9 ? 2 : 1;
     return {.o = 1.5 * u * hard, .lse = 60 * u_lse, .dqkv = 2 * u * hard, .dw = 4 * u * hard, .dbeta_dg = 6 * u * hard};
   }
-  return {.o = 100 * u, .lse = 60 * u, .dqkv = 300 * u, .dw = 600 * u, .dbeta_dg = 600 * u};
+  // Gates are summed in float64, whose differences of sums near 1e4 leave four digits less than the format has; float32 has them to spare.
+  const bool large_sums = c.gate == Gate::kStrong || c.gate == Gate::kNearCut;
+  const double lost = large_sums && c.dtype == DType::kFloat64 ? 100 : 1;
+  return {.o = 100 * u * lost, .lse = 60 * u * lost, .dqkv = 300 * u * lost, .dw = 600 * u * lost, .dbeta_dg = 600 * u * lost};
 }
 
 }  // namespace pathattn::test

@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ostream>
 
 namespace pathattn::test {
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
 namespace {
 
 void expect_near(const char* name, const Tensor& got, const Tensor& want, double bound) {

@@ -1,0 +1,73 @@
+// The table of cases from the command line:  kernel_cases list [PART OF NAME]  |  kernel_cases perf [PART OF NAME [WORKERS]]
+// perf prints seconds of one forward and one backward call of the CPU kernels (the best of five), and stops at a result that is not right.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/tests/cases.h"
+
+namespace pathattn::test {
+namespace {
+
+template <typename Call>
+double best_seconds(Call&& call) {
+  double best = 1e300;
+  for (int run = 0; run < 5; ++run) {
+    const auto start = std::chrono::steady_clock::now();
+    call();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
+// False if forward or dq misses its bound.
+bool measure(const Case& c, int num_workers) {
+  const Inputs in = make_inputs(c);
+  const Outputs want = expected(in);
+  Outputs out = forward(cpu_backend(num_workers), in, c.layout);
+  backward(cpu_backend(num_workers), in, out, c.layout);
+  const Tolerance bound = tolerance(c);
+  if (c.tokens > 1 && (relative_error(out.o, want.o) > bound.o || relative_error(out.dq, want.dq) > bound.dqkv)) {
+    std::fprintf(stderr, "%s: the result is wrong\n", c.name.c_str());
+    return false;
+  }
+  const Problem p = in.problem();
+  const bool has_w = !in.w.empty();
+  const GuardedMemory workspace(std::max(cpu::forward_workspace_size(p, has_w, num_workers), cpu::backward_workspace_size(p, has_w, num_workers)),
+                                64);
+  Workers workers(num_workers);
+  bool ok = true;
+  const double forward_seconds = best_seconds([&] { ok &= cpu::forward(forward_arguments(in, out), workspace.data(), workers.executor()).ok(); });
+  const double backward_seconds = best_seconds([&] { ok &= cpu::backward(backward_arguments(in, out), workspace.data(), workers.executor()).ok(); });
+  std::printf("%-40s %10.6f %10.6f\n", c.name.c_str(), forward_seconds, backward_seconds);
+  return ok;
+}
+
+void list(const Case& c) {
+  std::printf("%-40s B %lld T %lld HQ %lld H %lld K %lld V %lld%s%s\n", c.name.c_str(), static_cast<long long>(c.batch),
+              static_cast<long long>(c.tokens), static_cast<long long>(c.query_heads), static_cast<long long>(c.key_heads),
+              static_cast<long long>(c.key_width), static_cast<long long>(c.value_width), c.w == W::kNone ? "" : ", w",
+              c.gate == Gate::kNone ? "" : ", gate");
+}
+
+}  // namespace
+}  // namespace pathattn::test
+
+int main(int argc, char** argv) {
+  using namespace pathattn::test;
+  const std::string mode = argc > 1 ? argv[1] : "", part = argc > 2 ? argv[2] : "";
+  const int num_workers = argc > 3 ? std::atoi(argv[3]) : 1;
+  if ((mode != "list" && mode != "perf") || num_workers < 1) {
+    std::fprintf(stderr, "usage: kernel_cases list [PART OF NAME]  |  kernel_cases perf [PART OF NAME [WORKERS]]\n");
+    return 2;
+  }
+  if (mode == "perf") std::printf("%-40s %10s %10s\n", "case", "forward s", "backward s");
+  for (const Case& c : cases()) {
+    if (c.name.find(part) == std::string::npos) continue;
+    if (mode == "list") list(c);
+    if (mode == "perf" && !measure(c, num_workers)) return 1;
+  }
+}
