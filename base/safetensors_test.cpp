@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -16,10 +17,13 @@ namespace {
 thread_local size_t largest_allocation = 0;
 }
 
-// Counts every allocation of this program, to hold the reader to what it promises about damaged files.
-[[gnu::noinline]] void* operator new(size_t size) {
+// Watches every allocation of this program, to hold the reader to what it promises about damaged files.
+[[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
   largest_allocation = std::max(largest_allocation, size);
-  if (void* memory = std::malloc(size > 0 ? size : 1)) return memory;
+  return std::malloc(std::max<size_t>(size, 1));
+}
+[[gnu::noinline]] void* operator new(size_t size) {
+  if (void* memory = operator new(size, std::nothrow)) return memory;
   throw std::bad_alloc();
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }

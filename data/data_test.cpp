@@ -161,20 +161,20 @@ TEST(Stream, damaged_positions_are_refused) {
   EXPECT_EQ(stream->position(), good);
 }
 
-TEST(TextWindows, document_windows_stay_inside_documents) {
+TEST(TextWindows, evaluation_windows_stay_inside_documents) {
   const Corpus corpus = corpus_of({100, 65, 64, 193, 1});
-  const Batch all = document_windows(corpus, 100, 64);
+  const Batch all = evaluation_windows(corpus, 100, 64);
   ASSERT_EQ(all.tokens.size(0), 1 + 1 + 0 + 3 + 0);
   const size_t starts[] = {0, 100, 229, 293, 357};
   for (int64_t row = 0; row < 5; ++row) {
     EXPECT_EQ(bytes_of(all.tokens[row]), corpus.bytes().substr(starts[row], 64));
     EXPECT_EQ(bytes_of(all.targets[row]), corpus.bytes().substr(starts[row] + 1, 64));
   }
-  EXPECT_TRUE(same(document_windows(corpus, 3, 64), document_windows(corpus, 3, 64)));
-  EXPECT_EQ(document_windows(corpus, 3, 64).tokens.size(0), 3);
-  const std::string error = error_of([&] { document_windows(corpus, 3, 193); });
+  EXPECT_TRUE(same(evaluation_windows(corpus, 3, 64), evaluation_windows(corpus, 3, 64)));
+  EXPECT_EQ(evaluation_windows(corpus, 3, 64).tokens.size(0), 3);
+  const std::string error = error_of([&] { evaluation_windows(corpus, 3, 193); });
   EXPECT_NE(error.find("longest validation file has 193 bytes, but a window of 193 tokens needs 194"), std::string::npos) << error;
-  EXPECT_NE(error_of([] { document_windows(Corpus(), 3, 64); }).find("has 0 bytes"), std::string::npos);
+  EXPECT_NE(error_of([] { evaluation_windows(Corpus(), 3, 64); }).find("has 0 bytes"), std::string::npos);
 }
 
 TEST(FlipFlop, sequences_obey_the_definition) {

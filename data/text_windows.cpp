@@ -100,7 +100,7 @@ Batch validation_windows(const Corpus& corpus, int64_t num_windows, int64_t toke
   return cut_windows(corpus.bytes(), choose(std::move(starts), num_windows), tokens_per_row);
 }
 
-Batch document_windows(const Corpus& corpus, int64_t num_windows, int64_t tokens_per_row) {
+Batch evaluation_windows(const Corpus& corpus, int64_t num_windows, int64_t tokens_per_row) {
   std::vector<int64_t> starts;
   int64_t first = 0, longest = 0;
   for (int64_t i = 0; i < corpus.num_documents(); ++i) {

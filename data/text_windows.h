@@ -22,6 +22,6 @@ Batch validation_windows(const Corpus& corpus, int64_t num_windows, int64_t toke
 
 // Long contexts: at most num_windows windows that lie inside one document each and start at multiples of T there; always the same. Error giving the
 // size needed if no document has T + 1 bytes.
-Batch document_windows(const Corpus& corpus, int64_t num_windows, int64_t tokens_per_row);
+Batch evaluation_windows(const Corpus& corpus, int64_t num_windows, int64_t tokens_per_row);
 
 }  // namespace pathattn
