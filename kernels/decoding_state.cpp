@@ -1,11 +1,15 @@
 #include "kernels/decoding_state.h"
 
 namespace pathattn {
-namespace {
 
 Status check(const DecodingState& state) {
   if (state.sequences < 0) return {"the decoding state's number of sequences must not be negative", state.sequences};
   if (state.capacity < 0 || state.capacity % kDecodeChunk != 0) return {"the decoding state's capacity must be a multiple of 512", state.capacity};
+  if (state.query_heads < 1 || state.key_heads < 1 || state.query_heads % state.key_heads != 0) {
+    return {"the decoding state's query_heads must be a multiple of its key_heads", state.query_heads};
+  }
+  if (state.key_width < 1 || state.key_width > kMaxHeadWidth) return {"the decoding state's key_width must be 1 ... 256", state.key_width};
+  if (state.value_width < 1 || state.value_width > kMaxHeadWidth) return {"the decoding state's value_width must be 1 ... 256", state.value_width};
   if (!state.carries != !state.open_keys || !state.carries != !state.open_carry) {
     return {"the decoding state must have all or none of carries, open_keys and open_carry"};
   }
@@ -19,14 +23,24 @@ Status check(const DecodingState& state) {
   return {};
 }
 
-Status check_match(const ForwardArguments& a, const DecodingState& state) {
-  const Problem& p = a.problem;
+Status check(const Problem& p, const DecodingState& state) {
+  if (const Status status = check(p); !status.ok()) return status;
+  if (const Status status = check(state); !status.ok()) return status;
   if (p.query_heads != state.query_heads) return {"the decoding state has another number of query heads", p.query_heads};
   if (p.key_heads != state.key_heads) return {"the decoding state has another number of key heads", p.key_heads};
   if (p.key_width != state.key_width) return {"the decoding state has another width of q and k", p.key_width};
   if (p.value_width != state.value_width) return {"the decoding state has another width of v", p.value_width};
   if (p.dtype != state.dtype) return {"the decoding state has another dtype", static_cast<int64_t>(p.dtype)};
-  if (p.batch * p.tokens == 0) return {};
+  const int64_t documents = p.cu_seqlens ? p.num_documents : p.batch;
+  if (documents != state.sequences) return {"the decoding state must have one sequence for each batch row or document", documents};
+  return {};
+}
+
+namespace {
+
+Status check_match(const ForwardArguments& a, const DecodingState& state) {
+  if (const Status status = check(a.problem, state); !status.ok()) return status;
+  if (a.problem.batch * a.problem.tokens == 0) return {};
   if (!a.g.data != !state.gate_sums) return {"g must be given if and only if the decoding state has gate sums"};
   if (!a.w.data != !state.carries) return {"w and beta must be given if and only if the decoding state has carries"};
   return {};
@@ -37,11 +51,8 @@ Status check_match(const ForwardArguments& a, const DecodingState& state) {
 Status check_prefill(const ForwardArguments& a, const DecodingState& state) {
   const Problem& p = a.problem;
   if (const Status status = check(a); !status.ok()) return status;
-  if (const Status status = check(state); !status.ok()) return status;
   if (const Status status = check_match(a, state); !status.ok()) return status;
-  const int64_t documents = p.cu_seqlens ? p.num_documents : p.batch;
-  if (documents != state.sequences) return {"the decoding state must have one sequence for each document", documents};
-  for (int64_t n = 0; n < documents; ++n) {
+  for (int64_t n = 0; n < state.sequences; ++n) {
     const int64_t length = p.cu_seqlens ? p.cu_seqlens[n + 1] - p.cu_seqlens[n] : p.tokens;
     if (state.lengths[n] != 0) return {"prefill needs an empty decoding state, a sequence already has tokens", state.lengths[n]};
     if (length > state.capacity) return {"a document is longer than the decoding state's capacity", length};
@@ -55,9 +66,7 @@ Status check_decode(const ForwardArguments& a, const DecodingState& state) {
   if (!a.lse.data) with_lse.lse = a.o;  // lse is optional here
   if (const Status status = check(with_lse); !status.ok()) return status;
   if (p.cu_seqlens) return {"decode takes no cu_seqlens", p.num_documents};
-  if (const Status status = check(state); !status.ok()) return status;
   if (const Status status = check_match(a, state); !status.ok()) return status;
-  if (p.batch != state.sequences) return {"batch must be the decoding state's number of sequences", p.batch};
   for (int64_t n = 0; n < state.sequences; ++n) {
     if (p.tokens > state.capacity - state.lengths[n])
       return {"the new tokens do not fit, the decoding state has room for", state.capacity - state.lengths[n]};

@@ -70,7 +70,7 @@ size_t scratch_bytes(const DecodingState& state) {
 
 }  // namespace
 
-size_t carried_keys_workspace_size(const DecodingState& state, int num_workers) { return num_workers * scratch_bytes(state); }
+size_t carried_keys_workspace_size(const DecodingState& state, int num_workers) { return check(state).ok() ? num_workers * scratch_bytes(state) : 0; }
 
 Status carried_keys(const DecodingState& state, int64_t tokens, const View& out, void* workspace, const Executor& executor) {
   if (const Status status = check_carried_keys(state, tokens, out); !status.ok()) return status;

@@ -225,6 +225,7 @@ bool plan_pass(DecodePass& pass) {
 }  // namespace
 
 size_t decode_workspace_size(const Problem& problem, const DecodingState& state, int num_workers) {
+  if (!check(problem, state).ok()) return 0;
   ForwardArguments arguments;
   arguments.problem = problem;
   return make_decode_pass(arguments, state, num_workers, nullptr).second;

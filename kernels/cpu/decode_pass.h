@@ -14,20 +14,20 @@ inline constexpr int64_t kTokensPerPass = 8;
 
 enum class DecodeStage { kAppend, kRead, kCombine, kClose };
 
-// "head" counts (sequence, key head) pairs. A row is one query: token of the pass * group + query head of the group. A part of a row's softmax belongs
-// to a page or, after the last page, to the open chunk. The state's lengths are those before the pass.
+// "head" counts (sequence, key head) pairs. A row is one query: token of the pass * group + query head of the group. A part of a row's softmax
+// belongs to a page or, after the last page, to the open chunk. The state's lengths are those before the pass.
 struct DecodePass {
   ForwardArguments arguments;
   DecodingState state;
   double gate_factor = 1;
   int64_t max_rows = 0, max_parts = 0, scratch_bytes = 0;
-  int64_t num_pages = 0;                                    // of the longest sequence
-  int64_t *firsts = nullptr, *counts = nullptr;             // [sequences] the call's tokens that take part
-  void* queries = nullptr;                                  // compute [heads, max_rows, K], carried to the open chunk's start
-  void *highest = nullptr, *sums = nullptr;                 // compute [heads, max_parts, max_rows]
-  void* outputs = nullptr;                                  // compute [heads, max_parts, max_rows, V], not yet divided
-  double* offsets = nullptr;                                // [heads, max_rows, max_parts] g summed from a page's end to the query
-  unsigned char* scratch = nullptr;                         // [workers, scratch_bytes]
+  int64_t num_pages = 0;                         // of the longest sequence
+  int64_t *firsts = nullptr, *counts = nullptr;  // [sequences] the call's tokens that take part
+  void* queries = nullptr;                       // compute [heads, max_rows, K], carried to the open chunk's start
+  void *highest = nullptr, *sums = nullptr;      // compute [heads, max_parts, max_rows]
+  void* outputs = nullptr;                       // compute [heads, max_parts, max_rows, V], not yet divided
+  double* offsets = nullptr;                     // [heads, max_rows, max_parts] g summed from a page's end to the query
+  unsigned char* scratch = nullptr;              // [workers, scratch_bytes]
 };
 
 // The parts of a head's rows from `row` on that belong to `part`.
@@ -57,7 +57,8 @@ struct WorkerScratch {
 };
 
 // The pass, and the bytes of workspace it takes.
-inline std::pair<DecodePass, size_t> make_decode_pass(const ForwardArguments& arguments, const DecodingState& state, int num_workers, void* workspace) {
+inline std::pair<DecodePass, size_t> make_decode_pass(const ForwardArguments& arguments, const DecodingState& state, int num_workers,
+                                                      void* workspace) {
   const Problem& p = arguments.problem;
   const bool in_float64 = state.dtype == DType::kFloat64;
   const int64_t heads = state.sequences * state.key_heads;

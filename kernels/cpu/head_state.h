@@ -13,9 +13,9 @@ struct HeadState {
   int64_t sequence, key_head, group;  // group: query heads of the key head
   int64_t key_width, value_width, capacity;
   bool has_w, has_gate;
-  Stored *keys, *values;               // [capacity, width]
-  Compute* gates;                      // [group, capacity]
-  Compute* carries;                    // [capacity / C, K, K], transposed as all that follow
+  Stored *keys, *values;                // [capacity, width]
+  Compute* gates;                       // [group, capacity]
+  Compute* carries;                     // [capacity / C, K, K], transposed as all that follow
   Compute *open_keys, *open, *pending;  // [C, K], P_open and P_pending [K, K]
 
   // `index` counts (sequence, key head) pairs.

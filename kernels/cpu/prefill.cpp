@@ -135,6 +135,7 @@ size_t scratch_bytes(const Problem& p) {
 }  // namespace
 
 size_t prefill_workspace_size(const Problem& problem, bool has_w, int num_workers) {
+  if (!check(problem).ok()) return 0;
   return std::max(forward_workspace_size(problem, has_w, num_workers), has_w ? num_workers * scratch_bytes(problem) : 0);
 }
 
@@ -148,9 +149,8 @@ Status prefill(const ForwardArguments& arguments, const DecodingState& state, vo
   const int64_t heads = state.sequences * state.key_heads;
   const auto build_chunk = HWY_DYNAMIC_DISPATCH(run_chunk);
   const auto build_carries = HWY_DYNAMIC_DISPATCH(run_carries);
-  executor.parallel_for(heads * max_chunks, [&](int64_t task, int worker) {
-    build_chunk(arguments, state, task / max_chunks, task % max_chunks, scratch(worker));
-  });
+  executor.parallel_for(heads * max_chunks,
+                        [&](int64_t task, int worker) { build_chunk(arguments, state, task / max_chunks, task % max_chunks, scratch(worker)); });
   if (state.carries && max_chunks > 0) {
     executor.parallel_for(heads, [&](int64_t head, int worker) { build_carries(arguments, state, head, scratch(worker)); });
   }

@@ -124,7 +124,8 @@ HWY_INLINE void dot_tiles(const Compute* queries, const Stored* keys, int64_t nu
 
 // out[r, j] = queries[r] . keys[j]; rows of queries and keys are `width` apart, rows of out `out_stride`.
 template <typename Stored, typename Compute>
-HWY_NOINLINE void dot_rows(const Compute* queries, int64_t num_queries, const Stored* keys, int64_t num_keys, int64_t width, Compute* out, int64_t out_stride) {
+HWY_NOINLINE void dot_rows(const Compute* queries, int64_t num_queries, const Stored* keys, int64_t num_keys, int64_t width, Compute* out,
+                           int64_t out_stride) {
   int64_t r = 0;
   for (; r + 4 <= num_queries; r += 4) dot_tiles<4, 2>(queries + r * width, keys, num_keys, width, out + r * out_stride, out_stride);
   for (; r + 2 <= num_queries; r += 2) dot_tiles<2, 4>(queries + r * width, keys, num_keys, width, out + r * out_stride, out_stride);
@@ -147,7 +148,8 @@ HWY_INLINE void add_weighted_tile(const Compute* weights, int64_t weight_stride,
 }
 
 template <int kQueries, typename Stored, typename Compute>
-HWY_INLINE void add_weighted_tiles(const Compute* weights, int64_t weight_stride, const Stored* values, int64_t num_values, int64_t width, Compute* out) {
+HWY_INLINE void add_weighted_tiles(const Compute* weights, int64_t weight_stride, const Stored* values, int64_t num_values, int64_t width,
+                                   Compute* out) {
   int64_t j = 0;
   for (; j + 4 <= num_values; j += 4) add_weighted_tile<kQueries, 4>(weights + j, weight_stride, values + j * width, width, out);
   for (; j < num_values; ++j) add_weighted_tile<kQueries, 1>(weights + j, weight_stride, values + j * width, width, out);
@@ -155,8 +157,8 @@ HWY_INLINE void add_weighted_tiles(const Compute* weights, int64_t weight_stride
 
 // out[r] = sum_j weights[r, j] values[j]; rows of values and out are `width` apart, rows of weights `weight_stride`.
 template <typename Stored, typename Compute>
-HWY_NOINLINE void weighted_rows(const Compute* weights, int64_t weight_stride, int64_t num_queries, const Stored* values, int64_t num_values, int64_t width,
-                   Compute* out) {
+HWY_NOINLINE void weighted_rows(const Compute* weights, int64_t weight_stride, int64_t num_queries, const Stored* values, int64_t num_values,
+                                int64_t width, Compute* out) {
   for (int64_t c = 0; c < num_queries * width; ++c) out[c] = 0;
   for (int64_t j = 0; j < num_values; j += 8) {  // few values at a time, so that all queries meet them in the nearest cache
     const int64_t count = HWY_MIN(num_values - j, 8);
