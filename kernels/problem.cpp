@@ -3,7 +3,6 @@
 #include <cmath>
 
 namespace pathattn {
-namespace {
 
 Status check(const Problem& p) {
   if (p.batch < 0) return {"batch must not be negative", p.batch};
@@ -30,6 +29,8 @@ Status check(const Problem& p) {
   if (p.cu_seqlens[p.num_documents] != p.tokens) return {"the last entry of cu_seqlens must be the number of tokens", p.cu_seqlens[p.num_documents]};
   return {};
 }
+
+namespace {
 
 bool is_empty(const Problem& p) { return p.batch == 0 || p.tokens == 0; }
 

@@ -15,7 +15,7 @@
 
 namespace pathattn {
 
-enum class DType : uint8_t { kFloat32, kBFloat16, kFloat64 };
+enum class DType : uint8_t { kFloat32, kBFloat16, kFloat64, kFloat16 };  // kFloat16: CUDA devices only
 
 inline constexpr int64_t kMaxHeadWidth = 256;
 
@@ -67,6 +67,7 @@ struct BackwardArguments {
 };
 
 // Checks shapes, pointers and cu_seqlens; every backend calls it first.
+Status check(const Problem& problem);  // shapes and cu_seqlens alone
 Status check(const ForwardArguments& arguments);
 Status check(const BackwardArguments& arguments);
 

@@ -10,7 +10,7 @@
 
 namespace pathattn::cpu {
 
-// Bytes of scratch the call of the same name needs, 64-byte aligned; its contents before and after mean nothing.
+// Bytes of scratch the call of the same name needs, 64-byte aligned; its contents before and after mean nothing. 0 for a problem that is refused.
 size_t forward_workspace_size(const Problem& problem, bool has_w, int num_workers);
 size_t backward_workspace_size(const Problem& problem, bool has_w, int num_workers);
 

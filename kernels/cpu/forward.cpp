@@ -303,7 +303,7 @@ HWY_EXPORT(forward_float32);
 HWY_EXPORT(forward_float64);
 
 size_t forward_workspace_size(const Problem& p, bool has_w, int num_workers) {
-  if (p.batch * p.tokens * p.query_heads == 0) return 0;
+  if (!check(p).ok()) return 0;
   return p.dtype == DType::kFloat64 ? ForwardWorkspace<double>(nullptr, p, has_w, num_workers).used
                                     : ForwardWorkspace<float>(nullptr, p, has_w, num_workers).used;
 }
