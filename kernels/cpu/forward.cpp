@@ -20,7 +20,7 @@ struct PreparedUnit {
   T* keys[kMaxLevels];       // (K->)^T to the end of a node of each level, packed columns; without w only level 0: K^T
   T* products[kMaxLevels];   // G of each node, [nodes][K] rows
   T *w_columns, *u, *x;      // of each tile: W^T, U, X [kTile][kTile]
-  double* gate_sums;         // [group][tokens]
+  double *gate_sums, *gate_rests;  // [group][tokens]
   int32_t* gate_cuts;
 
   PreparedUnit() = default;
@@ -40,6 +40,7 @@ struct PreparedUnit {
       x = arena.take<T>(tokens * kTile);
     }
     gate_sums = arena.take<double>(group * tokens);
+    gate_rests = arena.take<double>(group * tokens);
     gate_cuts = arena.take<int32_t>(group * tokens);
   }
 };
@@ -137,7 +138,7 @@ class ForwardWork {
     } else {
       const int64_t member = task - unit.tiles;
       const T* g = at<T>(a_.g, unit, unit.head * group_ + member, 0);
-      sum_gates(g, a_.g.token_stride, unit.tokens, (p_.gate_scaled ? p_.scale : 1) * kLog2E<double>, gates(unit, prepared, member));
+      sum_gates(g, a_.g.token_stride, unit.tokens, p_.gate_scaled ? p_.scale : 1, gates(unit, prepared, member));
     }
   }
 
@@ -153,7 +154,8 @@ class ForwardWork {
 
   Gates gates(const ForwardUnit& unit, const PreparedUnit<T>& prepared, int64_t member) const {
     if (!gated_) return {};
-    return {prepared.gate_sums + member * unit.tokens, prepared.gate_cuts + member * unit.tokens};
+    const int64_t offset = member * unit.tokens;
+    return {prepared.gate_sums + offset, prepared.gate_rests + offset, prepared.gate_cuts + offset};
   }
 
   void load(const ConstView& view, const ForwardUnit& unit, int64_t head, int64_t first, int64_t m, int64_t padded_rows, int64_t width, T factor,
@@ -192,7 +194,7 @@ class ForwardWork {
     const Gates gates = this->gates(unit, from, member);
     const Softmax<T> softmax{s.highest, s.sums, s.o, v_stride_, padded<T>(p_.value_width)};
     T *q = s.q, *q_next = s.q_next;
-    load(a_.q, unit, head, first, m, m, p_.key_width, static_cast<T>(p_.scale * kLog2E<double>), q);
+    load(a_.q, unit, head, first, m, m, p_.key_width, static_cast<T>(p_.scale), q);
     softmax.reset(m);
     own_tile(from, s, softmax, gates, q, first, m);
     if (gated_ && first > 0) gates_of_rows(gates, first, m, s.row_gate);
@@ -216,7 +218,7 @@ class ForwardWork {
     void* to = p_.dtype == DType::kBFloat16 ? static_cast<void*>(at<uint16_t>(a_.o, unit, head, first)) : static_cast<void*>(at<T>(a_.o, unit, head, first));
     store_rows(s.o, v_stride_, m, p_.value_width, normalise, to, p_.dtype, a_.o.token_stride);
     T* lse = at<T>(a_.lse, unit, head, first);
-    for (int64_t i = 0; i < m; ++i) lse[i * a_.lse.token_stride] = (softmax.highest[i] + std::log2(softmax.sum(i))) * kLn2<T>;
+    for (int64_t i = 0; i < m; ++i) lse[i * a_.lse.token_stride] = softmax.highest[i] + std::log(softmax.sum(i));
   }
 
   // The tile's own keys, j <= i; with w, q is then carried to the tile's start:
@@ -247,7 +249,10 @@ class ForwardWork {
       }
       for (int64_t row = i; row < i + block; ++row) {
         T* scores = s.scores + row * stride;
-        if (gated_) add_own_gates(gates, first, row, scores);
+        if (gated_) {
+          gates_of_own_keys(gates, first, row, s.key_gate);
+          for (int64_t j = 0; j <= row; ++j) scores[j] += s.key_gate[j];
+        }
         for (int64_t j = row + 1; j < columns; ++j) scores[j] = -kInfinity<T>;
         softmax.template row<false>(row, scores, columns, 0, nullptr);
       }

@@ -1,4 +1,4 @@
-// Elementwise pieces: exp2, conversion of rows on their way in and out, transposition into panels.
+// Elementwise pieces: exp, conversion of rows on their way in and out, transposition into panels.
 
 #if defined(PATHATTN_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef PATHATTN_CPU_SIMD_INL_H_
@@ -20,33 +20,30 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 template <typename T>
-inline constexpr T kLog2E = T(1.4426950408889634074);
-template <typename T>
-inline constexpr T kLn2 = T(0.69314718055994530942);
-template <typename T>
 inline constexpr T kInfinity = std::numeric_limits<T>::infinity();
 
-// 2^x for x up to 125: within 2 ulp; exactly 0 where the result would be below 2^-125 (float32) or 2^-1021; NaN stays NaN.
+// e^x for x up to 80, within a few units in the last place of a result near 1; exactly 0 below e^-86 (float32) or e^-700; NaN stays NaN.
 template <class D>
-HWY_INLINE hn::Vec<D> exp2(D d, hn::Vec<D> x) {
+HWY_INLINE hn::Vec<D> exp(D d, hn::Vec<D> x) {
   using T = hn::TFromD<D>;
   constexpr bool kDouble = sizeof(T) == 8;
-  // Adding 1.5 * 2^mantissa_bits rounds x to an integer that then stands in the low bits.
+  // n = x / ln 2 to the nearest integer, which adding 1.5 * 2^mantissa_bits leaves in the low bits; e^x = 2^n 2^f, |f| <= 1/2.
   const auto magic = hn::Set(d, kDouble ? T(6755399441055744.0) : T(12582912.0));
-  const auto shifted = hn::Add(x, magic);
-  const auto f = hn::Sub(x, hn::Sub(shifted, magic));
+  const auto log2e = hn::Set(d, T(1.4426950408889634074));
+  const auto shifted = hn::MulAdd(x, log2e, magic);
+  const auto n = hn::Sub(shifted, magic);
   hn::Vec<D> y;
   if constexpr (kDouble) {
-    // Taylor series in f ln 2, |f| <= 1/2: the first term left out is below 2^-55.
-    constexpr double kTerms[] = {1.0, 0.69314718055994530942, 0.24022650695910071233, 0.055504108664821579953, 0.0096181291076284771620,
-                                 0.0013333558146428443423, 1.5403530393381609954e-4, 1.5252733804059840280e-5, 1.3215486790144309488e-6,
-                                 1.0178086009239699728e-7, 7.0549116208011233299e-9, 4.4455382718708114976e-10, 2.5678435993488205142e-11,
-                                 1.3691488853904128881e-12};
-    y = hn::Set(d, T(kTerms[13]));
+    // Taylor series of e^r, r = x - n ln 2 with ln 2 in two parts: the first term left out is below 2^-56.
+    const auto r = hn::NegMulAdd(n, hn::Set(d, T(2.3190468138462995584e-17)), hn::NegMulAdd(n, hn::Set(d, T(0.69314718055994528623)), x));
+    constexpr double kTerms[] = {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+                                 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 1.0 / 2, 1.0, 1.0};
+    y = hn::Set(d, T(kTerms[0]));
     HWY_UNROLL(13)
-    for (int i = 12; i >= 0; --i) y = hn::MulAdd(y, f, hn::Set(d, T(kTerms[i])));
+    for (int i = 1; i < 14; ++i) y = hn::MulAdd(y, r, hn::Set(d, T(kTerms[i])));
   } else {
-    // Minimax on [-1/2, 1/2], relative error 2e-9 before rounding.
+    // Minimax polynomial of 2^f, relative error 2e-9 before rounding.
+    const auto f = hn::MulSub(x, log2e, n);
     y = hn::MulAdd(hn::Set(d, T(1.5353361171534935e-4)), f, hn::Set(d, T(1.3398874662556362e-3)));
     y = hn::MulAdd(y, f, hn::Set(d, T(9.618437362611663e-3)));
     y = hn::MulAdd(y, f, hn::Set(d, T(5.550332470340098e-2)));
@@ -57,7 +54,7 @@ HWY_INLINE hn::Vec<D> exp2(D d, hn::Vec<D> x) {
   const hn::RebindToSigned<D> di;
   const auto power = hn::ShiftLeft<kDouble ? 52 : 23>(hn::BitCast(di, shifted));
   y = hn::BitCast(d, hn::Add(hn::BitCast(di, y), power));
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kDouble ? T(-1021) : T(-125))), y);
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kDouble ? T(-700) : T(-86))), y);
 }
 
 inline float bfloat16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }

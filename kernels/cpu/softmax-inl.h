@@ -13,27 +13,44 @@ HWY_BEFORE_NAMESPACE();
 namespace pathattn::cpu {
 namespace HWY_NAMESPACE {
 
-// Gates of one query head of a document, in units of log2. sums[i] = g_0 + ... + g_i in float64. A gate below kCut closes for good: it is left
-// out of the sums (they would lose all digits), and cuts[i], the last such token up to i, says which keys row i no longer sees: those before it.
+// Gates of one query head of a document. sums[i] = g_0 + ... + g_i in float64, and what its rounding lost, for float64 results, in rests[i].
+// A gate below kCut closes for good: it is left out of the sums (they would lose all digits), and cuts[i], the last such token up to i, says
+// which keys row i no longer sees: those before it.
 struct Gates {
-  double* sums = nullptr;  // [tokens], null without gate
+  double *sums = nullptr, *rests = nullptr;  // [tokens], null without gate
   int32_t* cuts = nullptr;
 };
 inline constexpr double kCut = -1e6;
 
 template <typename T>
 void sum_gates(const T* g, int64_t stride, int64_t tokens, double factor, const Gates& gates) {
-  double sum = 0;
+  double sum = 0, rest = 0;
   int32_t cut = 0;
   for (int64_t i = 0; i < tokens; ++i) {
     const double gate = static_cast<double>(g[i * stride]) * factor;
     if (gate < kCut) {
       cut = static_cast<int32_t>(i);
     } else {
-      sum += gate;
+      const double next = sum + gate, added = next - sum;
+      rest += (sum - (next - added)) + (gate - added);
+      sum = next;
     }
     gates.sums[i] = sum;
+    gates.rests[i] = rest;
     gates.cuts[i] = cut;
+  }
+}
+
+// to[j] = sum of the gates after token `key + j` up to token `row`, for j < count.
+template <typename T>
+void gates_between(const Gates& gates, int64_t row, int64_t key, int64_t count, T* HWY_RESTRICT to) {
+  const double sum = gates.sums[row], rest = gates.rests[row];
+  const double* HWY_RESTRICT sums = gates.sums + key;
+  const double* HWY_RESTRICT rests = gates.rests + key;
+  for (int64_t j = 0; j < count; ++j) {
+    double gate = sum - sums[j];
+    if (sizeof(T) == 8) gate += rest - rests[j];
+    to[j] = static_cast<T>(gate);
   }
 }
 
@@ -41,29 +58,24 @@ void sum_gates(const T* g, int64_t stride, int64_t tokens, double factor, const 
 // nothing passes.
 template <typename T>
 void gates_of_rows(const Gates& gates, int64_t first, int64_t m, T* row_gate) {
-  for (int64_t i = 0; i < m; ++i) {
-    row_gate[i] = gates.cuts[first + i] >= first ? -kInfinity<T> : static_cast<T>(gates.sums[first + i] - gates.sums[first]);
-  }
+  gates_between(gates, first, first, m, row_gate);
+  for (int64_t i = 0; i < m; ++i) row_gate[i] = gates.cuts[first + i] >= first ? -kInfinity<T> : -row_gate[i];
 }
 template <typename T>
 void gates_of_keys(const Gates& gates, int64_t first, int64_t first_key, int64_t num_keys, T* HWY_RESTRICT key_gate) {
-  const double reference = gates.sums[first];
-  const double* HWY_RESTRICT sums = gates.sums + first_key;
-  for (int64_t j = 0; j < num_keys; ++j) key_gate[j] = static_cast<T>(reference - sums[j]);
+  gates_between(gates, first, first_key, num_keys, key_gate);
   const int64_t closed = std::min<int64_t>(gates.cuts[first - 1] - first_key, num_keys);
   for (int64_t j = 0; j < closed; ++j) key_gate[j] = -kInfinity<T>;
 }
-// Adds the gates inside a tile to row i of its scores, keys j <= i.
+// The same inside a tile that starts at `first`, exactly, for its row i and keys j <= i.
 template <typename T>
-void add_own_gates(const Gates& gates, int64_t first, int64_t i, T* HWY_RESTRICT scores) {
-  const double mine = gates.sums[first + i];
-  const double* HWY_RESTRICT sums = gates.sums + first;
-  for (int64_t j = 0; j <= i; ++j) scores[j] += static_cast<T>(mine - sums[j]);
+void gates_of_own_keys(const Gates& gates, int64_t first, int64_t i, T* key_gate) {
+  gates_between(gates, first + i, first, i + 1, key_gate);
   const int64_t closed = gates.cuts[first + i] - first;
-  for (int64_t j = 0; j < closed; ++j) scores[j] = -kInfinity<T>;
+  for (int64_t j = 0; j < closed; ++j) key_gate[j] = -kInfinity<T>;
 }
 
-// Running softmax of a tile's rows over blocks of keys, scores in units of log2: weights are relative to the largest score so far.
+// Running softmax of a tile's rows over blocks of keys: weights are relative to the largest score so far.
 template <typename T>
 struct Softmax {
   T* highest;  // [kTile]
@@ -102,7 +114,7 @@ struct Softmax {
     T* sum_at = sums + i * kLanes;
     auto sum = hn::Load(d, sum_at);
     if (top > highest[i]) {
-      const T shrink = hn::GetLane(exp2(d, hn::Set(d, highest[i] - top)));
+      const T shrink = hn::GetLane(exp(d, hn::Set(d, highest[i] - top)));
       sum = hn::Mul(sum, hn::Set(d, shrink));
       scale_row(o + i * o_stride, o_width, shrink);
       highest[i] = top;
@@ -111,7 +123,7 @@ struct Softmax {
     }
     const auto offset = hn::Set(d, kGated ? top - row_gate : top);
     for (int64_t j = 0; j < n; j += kLanes) {
-      const auto p = exp2(d, hn::Sub(hn::Load(d, scores + j), offset));
+      const auto p = exp(d, hn::Sub(hn::Load(d, scores + j), offset));
       sum = hn::Add(sum, p);
       hn::Store(p, d, scores + j);
     }
