@@ -1,0 +1,502 @@
+"""The operators from Python: values, derivatives, strides, errors, and what PyTorch asks of a custom operator."""
+
+import copy
+import functools
+import os
+import subprocess
+import sys
+
+import numpy
+import oracle
+import pathattn
+import pytest
+import torch
+from oracle import GOLDEN, NAMES, gradients, random_inputs, relative_error
+
+DOCUMENTS = torch.tensor([0, 0, 5, 5, 5, 70, 70])
+ops = torch.ops.pathattn
+
+
+def attend(**arguments):
+    return pathattn.path_attention(**arguments, return_lse=True)
+
+
+def new_state(inputs, capacity, sequences=None):
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    return pathattn.DecodingState(
+        q.shape[0] if sequences is None else sequences, capacity, q.shape[2], k.shape[2], k.shape[3], v.shape[3],
+        dtype=q.dtype, has_w="w" in inputs, has_gate="g" in inputs,
+    )
+
+
+def rows(inputs, first, last):
+    return {name: tensor[:, first:last] for name, tensor in inputs.items()}
+
+
+def bits(tensors):
+    return [tensor.clone() for tensor in tensors if tensor is not None]
+
+
+def equal(first, second):
+    return len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second))
+
+
+# Values
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("op_path_*.safetensors")) + ["op_fox"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_golden(name, dtype):
+    tensors, metadata = oracle.read_safetensors(GOLDEN / f"{name}.safetensors")
+    inputs = {n: tensors[n].to(dtype) for n in NAMES if n in tensors}
+    options = dict(scale=float(metadata["scale"]), cu_seqlens=tensors.get("cu_seqlens"), gate_scaled=metadata["gate_convention"] == "scaled")
+    o, lse = attend(**inputs, **options)
+    results = {"o": o, "lse": lse} | {"d" + n: x for n, x in gradients(functools.partial(attend, **options), inputs, tensors["do"]).items()}
+    for result, value in results.items():
+        tolerance = 1e-4 if dtype == torch.float32 else 1e-12 if tensors[result].dtype == torch.float64 else 1e-7
+        assert relative_error(value, tensors[result]) < tolerance, result
+
+
+@pytest.mark.parametrize("cu_seqlens", [None, torch.tensor([0, 1, 64, 64, 130])])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-11), (torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
+def test_against_the_definition(dtype, tolerance, cu_seqlens):
+    inputs = random_inputs(1, 130, 4, 2, 24, 40, dtype=dtype)
+    d_o, d_lse = torch.randn(1, 130, 4, 40), torch.randn(1, 130, 4)
+    for actual, expected in zip(attend(**inputs, cu_seqlens=cu_seqlens), oracle.path_attention(**inputs, cu_seqlens=cu_seqlens)):
+        assert relative_error(actual, expected) < tolerance
+    d_o = d_o.to(dtype)
+    actual = gradients(functools.partial(attend, cu_seqlens=cu_seqlens), inputs, d_o, d_lse)
+    expected = gradients(functools.partial(oracle.path_attention, cu_seqlens=cu_seqlens), inputs, d_o, d_lse)
+    for name in NAMES:
+        assert actual[name].dtype == inputs[name].dtype
+        assert relative_error(actual[name], expected[name]) < tolerance, name
+
+
+def test_P22_the_gate_is_added_after_the_scale():
+    q, k, v = torch.zeros(1, 3, 1, 64), torch.randn(1, 3, 1, 64), torch.eye(3).view(1, 3, 1, 3)
+    inputs = dict(q=q, k=k, v=v, w=torch.zeros_like(k), beta=torch.ones(1, 3, 1), g=torch.full((1, 3, 1), -0.5))
+    expected = torch.tensor([0.1863237, 0.3071959, 0.5064804])
+    training = pathattn.path_attention(**{n: x.clone().requires_grad_() for n, x in inputs.items()})
+    state = new_state(inputs, 3)
+    pathattn.prefill(**rows(inputs, 0, 2), state=state)
+    for row in (pathattn.path_attention(**inputs)[0, 2, 0], training[0, 2, 0], pathattn.decode(**rows(inputs, 2, 3), state=state)[0, 0, 0]):
+        torch.testing.assert_close(row.detach(), expected, atol=1e-6, rtol=0)
+    scaled = pathattn.path_attention(**inputs, gate_scaled=True)[0, 2, 0]
+    torch.testing.assert_close(scaled, torch.tensor([0.3127, 0.3329, 0.3544]), atol=1e-4, rtol=0)
+
+
+def test_gate_conventions_convert_into_each_other():
+    inputs = random_inputs(1, 70, 2, 1, 16, 16)
+    scaled = inputs | {"g": inputs["g"] / 0.3}
+    torch.testing.assert_close(attend(**inputs, scale=0.3), attend(**scaled, scale=0.3, gate_scaled=True), atol=1e-13, rtol=1e-12)
+
+
+def test_K10_empty_documents_change_nothing():
+    inputs = random_inputs(1, 70, 2, 1, 16, 16)
+    d_o = torch.randn(1, 70, 2, 16, dtype=torch.float64)
+    plain = torch.tensor([0, 5, 70])
+    results = attend(**inputs, cu_seqlens=DOCUMENTS)
+    assert equal(results, attend(**inputs, cu_seqlens=plain))
+    assert equal(results, attend(**inputs, cu_seqlens=DOCUMENTS.int()))
+    actual = gradients(functools.partial(attend, cu_seqlens=DOCUMENTS), inputs, d_o)
+    assert equal(actual.values(), gradients(functools.partial(attend, cu_seqlens=plain), inputs, d_o).values())
+    for name in ("w", "beta", "g"):
+        assert actual[name][:, [0, 5]].abs().max() <= 1e-6 * actual[name].abs().max(), name
+
+
+@pytest.mark.parametrize("batch, tokens, cu_seqlens", [(0, 5, None), (2, 0, None), (1, 0, torch.tensor([0])), (1, 0, torch.tensor([0, 0, 0]))])
+def test_nothing_to_do(batch, tokens, cu_seqlens):
+    inputs = {name: x.requires_grad_() for name, x in random_inputs(batch, tokens, 4, 2, 16, 8).items()}
+    o, lse = attend(**inputs, cu_seqlens=cu_seqlens)
+    assert o.shape == (batch, tokens, 4, 8) and lse.shape == (batch, tokens, 4)
+    (o.sum() + lse.sum()).backward()
+    assert all(x.grad.shape == x.shape for x in inputs.values())
+
+
+def test_P32_gradients_of_w_beta_g_are_full_float32():
+    inputs = random_inputs(1, 70, 2, 1, 16, 16, dtype=torch.bfloat16)
+    for name, gradient in gradients(attend, inputs, torch.randn(1, 70, 2, 16)).items():
+        if name in ("w", "beta", "g"):
+            assert gradient.dtype == torch.float32
+            assert (gradient.view(torch.int32) & 0xFFFF).any(), name
+        else:
+            assert gradient.dtype == torch.bfloat16
+
+
+def test_other_types_of_w_beta_g_are_converted():
+    inputs = random_inputs(1, 70, 2, 1, 16, 16, dtype=torch.bfloat16)
+    narrow = inputs | {name: inputs[name].bfloat16() for name in ("w", "beta", "g")}
+    widened = narrow | {name: narrow[name].float() for name in ("w", "beta", "g")}
+    assert equal(attend(**narrow), attend(**widened))
+    assert gradients(attend, narrow, torch.randn(1, 70, 2, 16))["beta"].dtype == torch.bfloat16
+
+
+def test_results_do_not_depend_on_threads():
+    inputs, d_o = random_inputs(2, 130, 4, 2, 16, 16, dtype=torch.float32), torch.randn(2, 130, 4, 16)
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append([*attend(**inputs), *gradients(attend, inputs, d_o).values()])
+    finally:
+        torch.set_num_threads(threads)
+    assert equal(results[0], results[1]) and equal(results[0], results[2])
+
+
+def test_cpp_gives_the_same_bits(build, tmp_path):
+    """operators_test computes the same call from C++ and writes o, lse and the six gradients."""
+    path = tmp_path / "results.bin"
+    command = [build / "operators_test", "--gtest_filter=PathAttention.writes_results_for_python"]
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PATHATTN_RESULTS": str(path)})
+
+    def ramp(step, *sizes):
+        return (torch.arange(torch.Size(sizes).numel()) * step).remainder(1009).float().div(1009).sub(0.5).view(sizes)
+
+    inputs = dict(q=ramp(7, 2, 70, 4, 16), k=ramp(11, 2, 70, 2, 16), v=ramp(13, 2, 70, 2, 24))
+    inputs |= dict(w=ramp(17, 2, 70, 2, 16), beta=ramp(19, 2, 70, 2) + 0.5, g=ramp(23, 2, 70, 4) - 0.5)
+    results = [*attend(**inputs), *gradients(attend, inputs, torch.ones(2, 70, 4, 24), torch.ones(2, 70, 4)).values()]
+    assert numpy.array_equal(numpy.fromfile(path, dtype=numpy.float32), torch.cat([x.flatten() for x in results]).numpy())
+
+
+# Derivatives
+
+
+@pytest.mark.parametrize(
+    "names, heads, options",
+    [
+        ("q k v", (2, 1), {}),
+        ("q k v w beta", (2, 2), {}),
+        ("q k v w beta g", (4, 2), dict(scale=0.7)),
+        ("q k v w beta g", (2, 1), dict(gate_scaled=True)),
+        ("q k v g", (2, 1), {}),
+        ("q k v w beta g", (2, 1), dict(cu_seqlens=torch.tensor([0, 1, 1, 5, 7]))),
+    ],
+)
+def test_gradcheck(names, heads, options):
+    names = names.split()
+    inputs = {n: x.requires_grad_() for n, x in random_inputs(1, 7, *heads, 3, 2).items() if n in names}
+    assert torch.autograd.gradcheck(lambda *tensors: attend(**dict(zip(names, tensors)), **options), tuple(inputs.values()))
+
+
+def test_gradients_only_where_wanted_and_through_lse_alone():
+    inputs = random_inputs(1, 20, 2, 1, 8, 8)
+    wanted = gradients(attend, inputs, torch.zeros(1, 20, 2, 8), torch.ones(1, 20, 2))
+    inputs["beta"].requires_grad_()
+    attend(**inputs)[1].sum().backward()
+    assert torch.equal(inputs["beta"].grad, wanted["beta"]) and inputs["q"].grad is None
+
+
+def test_double_backward_is_refused():
+    inputs = {n: x.requires_grad_() for n, x in random_inputs(1, 7, 2, 1, 3, 2).items()}
+    (dq,) = torch.autograd.grad(pathattn.path_attention(**inputs).sum(), inputs["q"], create_graph=True)
+    with pytest.raises(NotImplementedError, match="can be differentiated once"):
+        dq.sum().backward()
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_O01_checkpoint(use_reentrant):
+    inputs, d_o = random_inputs(1, 70, 2, 1, 16, 16), torch.randn(1, 70, 2, 16)
+
+    def checkpointed(**leaves):
+        return torch.utils.checkpoint.checkpoint(lambda *tensors: attend(**dict(zip(NAMES, tensors))), *leaves.values(), use_reentrant=use_reentrant)
+
+    def plain_and_checkpointed(function):
+        leaves = {n: x.detach().requires_grad_() for n, x in inputs.items()}
+        (function(**leaves)[0] * d_o).sum().backward()
+        return [x.grad for x in leaves.values()]
+
+    assert equal(plain_and_checkpointed(attend), plain_and_checkpointed(checkpointed))
+
+
+# Strides
+
+
+def test_K20_transposed_gradient_and_gate_from_a_wider_tensor():
+    inputs = random_inputs(2, 70, 2, 1, 16, 8, dtype=torch.float32)
+    d_o = torch.randn(2, 2, 70, 8).transpose(1, 2)
+    wide = torch.randn(2, 70, 6)
+    wide[..., 2:4] = inputs["g"]
+    actual = gradients(attend, inputs | {"g": wide[..., 2:4]}, d_o)
+    assert equal(actual.values(), gradients(attend, inputs, d_o.contiguous()).values())
+
+
+def shifted(tensor):
+    """The same values one element further into their memory."""
+    return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(q=lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)),
+        dict(k=lambda x: x[:, :, :1].expand(x.shape), beta=lambda x: x[:, :1].expand(x.shape)),
+        dict(q=shifted, k=shifted, v=shifted, w=shifted, beta=shifted, g=shifted),
+        dict(q=lambda x: x.repeat_interleave(2, dim=-1)[..., ::2], w=lambda x: x.repeat_interleave(2, dim=-1)[..., ::2]),
+        dict(v=lambda x: x[..., :1].expand(x.shape), k=lambda x: x[..., :1].expand(x.shape)),
+    ],
+    ids=["q from a transpose", "k and beta expanded", "one element off", "inner stride 2", "inner stride 0"],
+)
+def test_F07_any_strides(change, dtype):
+    inputs = random_inputs(2, 70, 4, 2, 16, 16, dtype=dtype)
+    strided = inputs | {name: make(inputs[name]) for name, make in change.items()}
+    contiguous = {name: x.clone(memory_format=torch.contiguous_format) for name, x in strided.items()}
+    assert all(torch.equal(strided[n], contiguous[n]) for n in NAMES)
+    assert equal(attend(**strided), attend(**contiguous))
+    d_o = torch.ones(1, 1, 1, 1).expand(2, 70, 4, 16)  # what out.sum().backward() passes
+    assert equal(gradients(attend, strided, d_o).values(), gradients(attend, contiguous, d_o).values())
+
+
+def test_q_out_of_a_fused_projection_is_not_copied():
+    inputs = random_inputs(2, 70, 4, 2, 16, 16, dtype=torch.float32)
+    fused = torch.randn(2, 70, 4 + 2 + 2, 16)
+    q, k, v = (part.requires_grad_() for part in fused.split([4, 2, 2], dim=2))
+    d_o = torch.randn(2, 4, 70, 16).transpose(1, 2)
+    copies = {"aten::copy_", "aten::clone", "aten::contiguous", "aten::to"}
+
+    def copies_in_a_step(q):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+            o, _ = ops.path_attention(q, k, v, inputs["w"], inputs["beta"], inputs["g"])
+            torch.autograd.grad(o, (q, k, v), d_o)
+        return copies & {event.name for event in profile.events()}
+
+    assert not copies_in_a_step(q)
+    assert copies_in_a_step(q.detach().repeat_interleave(2, dim=-1)[..., ::2].requires_grad_())
+
+
+# Errors
+
+
+def with_wrong(**wrong):
+    return random_inputs(2, 6, 4, 2, 16, 8, dtype=torch.float32) | wrong
+
+
+@pytest.mark.parametrize(
+    "wrong, error, message",
+    [
+        (dict(q=torch.zeros(6, 4, 16)), ValueError, r"q must be \[B, T, HQ, K\], got a tensor of sizes \[6, 4, 16\]"),
+        (dict(k=torch.zeros(2, 7, 2, 16)), ValueError, r"k must be .* = \[2, 6, 2, 16\], got \[2, 7, 2, 16\]"),
+        (dict(k=torch.zeros(2, 6, 2, 15)), ValueError, r"k must be .*got \[2, 6, 2, 15\]"),
+        (dict(v=torch.zeros(2, 6, 1, 8)), ValueError, r"v must be .*got \[2, 6, 1, 8\]"),
+        (dict(w=torch.zeros(2, 6, 4, 16)), ValueError, r"w must be .*got \[2, 6, 4, 16\]"),
+        (dict(beta=torch.zeros(2, 6, 2, 1)), ValueError, r"beta must be .*got \[2, 6, 2, 1\]"),
+        (dict(g=torch.zeros(2, 6, 2)), ValueError, r"g must be .*got \[2, 6, 2\]"),
+        (dict(q=torch.zeros(2, 6, 3, 16)), ValueError, r"q's heads must be a multiple of k's, got 3 and 2"),
+        (dict(beta=None), ValueError, "w and beta go together: got only w"),
+        (dict(w=None), ValueError, "w and beta go together: got only beta"),
+        (dict(k=torch.zeros(2, 6, 2, 16).double()), TypeError, "k must be Float, got Double"),
+        (dict(v=torch.zeros(2, 6, 2, 8).bfloat16()), TypeError, "v must be Float, got BFloat16"),
+        (dict(q=torch.zeros(2, 6, 4, 16).half()), TypeError, "q must be float32, bfloat16 or float64, got Half"),
+        (dict(w=torch.zeros(2, 6, 2, 16).int()), TypeError, "w must be Float, got Int"),
+        (dict(k=torch.zeros(2, 6, 2, 16, device="meta")), ValueError, "k must be on cpu, got a tensor on meta"),
+        (dict(scale=float("nan")), ValueError, "scale must be finite, got nan"),
+        (dict(cu_seqlens=torch.tensor([0, 6])), ValueError, "batch size 1, got 2"),
+        (dict(cu_seqlens=torch.tensor([0.0, 6.0])), TypeError, "cu_seqlens must be int32 or int64, got Float"),
+        (dict(cu_seqlens=torch.tensor([[0, 6]])), ValueError, r"cu_seqlens must be \[documents \+ 1\], got a tensor of sizes \[1, 2\]"),
+    ],
+)
+def test_errors_name_the_argument(wrong, error, message):
+    with pytest.raises(error, match=message):
+        pathattn.path_attention(**with_wrong(**wrong))
+
+
+def test_P32_the_operator_itself_takes_no_mixed_types():
+    inputs = with_wrong()
+    with pytest.raises(TypeError, match="beta must be Float, got Double"):
+        ops.path_attention(**inputs | {"beta": inputs["beta"].double()})
+
+
+@pytest.mark.parametrize("key_width, value_width", [(257, 8), (8, 257), (0, 8), (8, 0)])
+def test_widths_out_of_range(key_width, value_width):
+    with pytest.raises(ValueError, match=r"the width of [qv] must be 1 \.\.\. 256, got (257|0)"):
+        pathattn.path_attention(**random_inputs(1, 4, 2, 1, key_width, value_width))
+
+
+@pytest.mark.parametrize(
+    "offsets, message",
+    [
+        ([], "cu_seqlens must have documents . 1 entries, got none"),
+        ([0], "last entry of cu_seqlens must be the number of tokens, got 0"),
+        ([1, 6], "cu_seqlens must start with 0, got 1"),
+        ([0, 4, 3, 6], "cu_seqlens must not decrease, got 3"),
+        ([0, 5], "last entry of cu_seqlens must be the number of tokens, got 5"),
+        ([0, 2**62], "last entry of cu_seqlens must be the number of tokens, got 4611686018427387904"),
+        ([0, -(2**62), 6], "cu_seqlens must not decrease, got -4611686018427387904"),
+    ],
+)
+def test_K10_malformed_offsets(offsets, message):
+    inputs = random_inputs(1, 6, 2, 1, 16, 16)
+    with pytest.raises(ValueError, match=message):
+        pathattn.path_attention(**inputs, cu_seqlens=torch.tensor(offsets, dtype=torch.int64))
+    with pytest.raises(ValueError, match=message):
+        pathattn.prefill(**inputs, cu_seqlens=torch.tensor(offsets, dtype=torch.int64), state=new_state(inputs, 6, max(len(offsets) - 1, 0)))
+
+
+def test_O05_another_torch_is_refused_in_one_line(build):
+    program = "import torch; torch.__version__ = '2.3.1+cpu'; import pathattn"
+    result = subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(build / "python")}, capture_output=True, text=True)
+    assert result.returncode != 0
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: pathattn was built for PyTorch ") and torch.__version__ in last and "2.3.1+cpu" in last
+
+
+def test_decoding_has_no_silent_gradient():
+    inputs = random_inputs(1, 6, 2, 1, 16, 16, gate=False)
+    state = ops.decoding_state(1, 6, 2, 1, 16, 16, torch.float64, True, False)
+    inputs["q"].requires_grad_()
+    with pytest.raises(RuntimeError, match="pathattn::prefill has no derivative"):
+        ops.prefill(*inputs.values(), None, *state)
+    assert not pathattn.prefill(**inputs, state=new_state(inputs, 6)).requires_grad
+
+
+# Decoding
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_prefill_and_decode_continue_the_forward(gate):
+    inputs = random_inputs(2, 90, 4, 2, 16, 24, gate=gate)
+    o = pathattn.path_attention(**inputs)
+    state = new_state(inputs, 90)
+    parts = [pathattn.prefill(**rows(inputs, 0, 60), state=state)]
+    parts += [pathattn.decode(**rows(inputs, a, b), state=state) for a, b in ((60, 61), (61, 68), (68, 90))]
+    torch.testing.assert_close(torch.cat(parts, dim=1), o, atol=1e-12, rtol=1e-12)
+    assert state.lengths.tolist() == [90, 90] and state.capacity == 512
+
+
+def test_packed_prompts_become_sequences():
+    inputs = random_inputs(1, 70, 2, 1, 16, 16)
+    state = new_state(inputs, 70, sequences=6)
+    o = pathattn.prefill(**inputs, cu_seqlens=DOCUMENTS, state=state)
+    assert torch.equal(o, pathattn.path_attention(**inputs, cu_seqlens=DOCUMENTS))
+    assert state.lengths.tolist() == [0, 5, 0, 0, 65, 0]
+    keys = state.carried_keys()
+    assert keys.shape == (6, 65, 1, 16) and not keys[1, 5:].any()
+    torch.testing.assert_close(keys[4, -1], inputs["k"][0, -1], atol=0, rtol=0)
+
+
+def refused(name, value):
+    return lambda inputs: inputs | {name: value}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda inputs: {name: torch.cat([x] * 413, dim=1) for name, x in inputs.items()},
+        refused("q", torch.zeros(2, 1, 4, 15)),
+        refused("w", torch.zeros(2, 1, 2, 16, dtype=torch.int32)),
+        refused("beta", torch.zeros(2, 1, 4)),
+        refused("g", None),
+        lambda inputs: {name: x[:1] for name, x in inputs.items()},
+        lambda inputs: {name: x.double() for name, x in inputs.items()},
+    ],
+    ids=["past the capacity", "width", "type of w", "shape of beta", "no gate", "one sequence of two", "another type"],
+)
+def test_P17_a_refused_step_leaves_the_state(change):
+    inputs = random_inputs(2, 101, 4, 2, 16, 24, dtype=torch.float32)
+    state = new_state(inputs, 101)
+    pathattn.prefill(**rows(inputs, 0, 100), state=state)
+    before, fork = bits(state._tensors), copy.deepcopy(state)
+    with pytest.raises((ValueError, TypeError)):
+        pathattn.decode(**change(rows(inputs, 100, 101)), state=state)
+    assert equal(before, bits(state._tensors))
+    step = pathattn.decode(**rows(inputs, 100, 101), state=state)
+    assert torch.equal(step, pathattn.decode(**rows(inputs, 100, 101), state=fork))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_F01_unused_slots_are_not_read(poison):
+    inputs = random_inputs(2, 101, 4, 2, 16, 24, dtype=torch.float32)
+
+    def run(value):
+        state = new_state(inputs, 512)
+        keys, values, gate_sums, *_ = state._tensors
+        for tensor in (keys, values, gate_sums):
+            tensor.fill_(value)
+        prompt = pathattn.prefill(**rows(inputs, 0, 100), state=state)
+        for tensor in (keys[:, :, 100:], values[:, :, 100:], gate_sums[:, :, 100:]):
+            tensor.fill_(value)
+        return [prompt, pathattn.decode(**rows(inputs, 100, 101), state=state), state.carried_keys()]
+
+    assert equal(run(poison), run(0.0))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((-1, 8, 2, 1, 16, 16), "sequences must not be negative, got -1"),
+        ((1, -8, 2, 1, 16, 16), "capacity must be 0 .*, got -8"),
+        ((1, 2**62, 2, 1, 16, 16), "capacity must be 0 .*, got 4611686018427387904"),
+        ((1, 8, 3, 2, 16, 16), r"query_heads must be a multiple of key_heads \(2\), got 3"),
+        ((1, 8, 2, 1, 300, 16), r"key_width must be 1 \.\.\. 256, got 300"),
+    ],
+)
+def test_decoding_state_is_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        pathattn.DecodingState(*arguments)
+
+
+def test_a_damaged_state_is_refused():
+    inputs = random_inputs(1, 4, 2, 1, 16, 16)
+    state = new_state(inputs, 8)
+    state.lengths.fill_(-3)
+    with pytest.raises(ValueError, match=r"lengths of the decoding state must be 0 \.\.\. 512, got -3"):
+        pathattn.decode(**inputs, state=state)
+    with pytest.raises(ValueError, match="tokens must be 0 .*, got 513"):
+        new_state(inputs, 8).carried_keys(513)
+
+
+# What PyTorch asks of an operator
+
+
+def opcheck_inputs(tokens, cu_seqlens):
+    inputs = random_inputs(1, tokens, 4, 2, 16, 24, dtype=torch.float32)
+    inputs["q"] = inputs["q"].transpose(1, 2).contiguous().transpose(1, 2)
+    inputs["v"] = inputs["v"].transpose(1, 3).contiguous().transpose(1, 3)
+    inputs["g"] = inputs["g"].transpose(1, 2).contiguous().transpose(1, 2)
+    return inputs, dict(cu_seqlens=cu_seqlens, gate_scaled=True)
+
+
+@pytest.mark.parametrize("tokens, cu_seqlens", [(196, None), (257, torch.tensor([0, 1, 1, 200, 257]))])
+def test_O03_opcheck(tokens, cu_seqlens):
+    inputs, options = opcheck_inputs(tokens, cu_seqlens)
+    torch.library.opcheck(ops.path_attention, tuple(x.clone().requires_grad_() for x in inputs.values()), options)
+    o, lse = ops.path_attention(*inputs.values(), **options)
+    d_o = torch.randn(1, 4, tokens, 24).transpose(1, 2)
+    torch.library.opcheck(ops.path_attention_backward, (*inputs.values(), o, lse, d_o, torch.randn_like(lse)), options)
+    torch.library.opcheck(ops.path_attention_backward, (*list(inputs.values())[:3], None, None, None, o, lse, d_o, None), options)
+    sequences = 1 if cu_seqlens is None else len(cu_seqlens) - 1
+    state = ops.decoding_state(sequences, 300, 4, 2, 16, 24, torch.float32, True, True)
+    torch.library.opcheck(ops.prefill, (*inputs.values(), *state), options)
+
+
+def test_O03_opcheck_of_decoding():
+    inputs, _ = opcheck_inputs(196, None)
+    with_gate = ops.decoding_state(1, 300, 4, 2, 16, 24, torch.float32, True, True)
+    plain = ops.decoding_state(1, 300, 4, 2, 16, 24, torch.float32, False, False)
+    torch.library.opcheck(ops.decode, (*inputs.values(), *with_gate))
+    torch.library.opcheck(ops.decode, (*list(inputs.values())[:3], None, None, None, *plain))
+    torch.library.opcheck(ops.carried_keys, (*with_gate, 7))
+
+
+def test_O02_compiles_whole_and_once_for_every_length():
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda *tensors: attend(**dict(zip(NAMES, tensors))), fullgraph=True, dynamic=True, backend=counter)
+    kept = []
+    for tokens in (100, 196, 257):
+        inputs, d_o = random_inputs(2, tokens, 4, 2, 16, 24, dtype=torch.float32), torch.randn(2, tokens, 4, 24)
+        kept.append((compiled(*inputs.values()), attend(**inputs)))
+        actual = gradients(lambda **leaves: compiled(*leaves.values()), inputs, d_o)
+        assert equal(actual.values(), gradients(attend, inputs, d_o).values())
+    assert all(equal(compiled_results, results) for compiled_results, results in kept)
+    assert counter.frame_count <= 2  # with and without gradients
+
+
+def test_O02_decoding_compiles_whole():
+    inputs = random_inputs(2, 10, 4, 2, 16, 24, dtype=torch.float32)
+    states = [new_state(inputs, 10) for _ in range(2)]
+    compiled = torch.compile(lambda inputs, state: pathattn.decode(**inputs, state=state), fullgraph=True, backend="aot_eager")
+    for first, last in ((0, 5), (5, 10)):
+        part = rows(inputs, first, last)
+        assert torch.equal(compiled(part, states[0]), pathattn.decode(**part, state=states[1]))
+    assert equal(bits(states[0]._tensors), bits(states[1]._tensors))
