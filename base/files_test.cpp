@@ -85,7 +85,8 @@ TEST_F(Files, full_disk_keeps_the_old_content) {
   EXPECT_EQ(status_in_child([&] {
               limit_file_size(1000);
               write_file_atomically(path, std::string(5000, 'n'));
-            }), 0);
+            }),
+            0);
   EXPECT_EQ(read_file(path), "old");
   EXPECT_EQ(names(), std::set<std::string>{"file"});
 }
@@ -95,7 +96,8 @@ TEST_F(Files, full_disk_leaves_no_folder) {
   EXPECT_EQ(status_in_child([&] {
               limit_file_size(1000);
               create_folder_atomically(path, [](const fs::path& inside) { write_file_atomically(inside / "weights", std::string(5000, 'n')); });
-            }), 0);
+            }),
+            0);
   EXPECT_TRUE(names().empty());
 }
 
@@ -105,7 +107,8 @@ TEST_F(Files, folder_without_permission) {
   EXPECT_EQ(status_in_child([&] {
               if (::geteuid() == 0 && ::seteuid(65534) != 0) ::_exit(3);  // root may write everywhere
               write_file_atomically(folder / "file", "new");
-            }), 0);
+            }),
+            0);
   fs::permissions(folder, fs::perms::owner_all);
   EXPECT_EQ(read_file(folder / "file"), "old");
 }
@@ -146,10 +149,12 @@ TEST_F(Files, links_are_followed_and_devices_refused) {
 
 TEST_F(Files, folder_is_whole_or_absent) {
   const fs::path path = folder / "checkpoint";
-  EXPECT_THROW(create_folder_atomically(path, [](const fs::path& inside) {
-                 write_file_atomically(inside / "half", "x");
-                 fail("no more");
-               }), Error);
+  EXPECT_THROW(create_folder_atomically(path,
+                                        [](const fs::path& inside) {
+                                          write_file_atomically(inside / "half", "x");
+                                          fail("no more");
+                                        }),
+               Error);
   EXPECT_TRUE(names().empty());
   create_folder_atomically(path, [](const fs::path& inside) {
     write_file_atomically(inside / "weights", "w");

@@ -37,8 +37,14 @@ std::string clock(double seconds) {
 }  // namespace
 
 Progress::Progress(std::string label, int64_t total, std::string unit, int64_t first)
-    : label_(std::move(label)), unit_(std::move(unit)), total_(total), first_(first), done_(first), terminal_(is_terminal()),
-      start_(std::chrono::steady_clock::now()), printed_(start_) {
+    : label_(std::move(label)),
+      unit_(std::move(unit)),
+      total_(total),
+      first_(first),
+      done_(first),
+      terminal_(is_terminal()),
+      start_(std::chrono::steady_clock::now()),
+      printed_(start_) {
   if (terminal_) print(false);
 }
 

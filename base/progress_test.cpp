@@ -61,13 +61,15 @@ TEST(Progress, piped_gives_few_plain_lines) {
 }
 
 TEST(Progress, terminal_shows_bar_rate_and_time_left) {
-  const std::string text = on_terminal([] {
-    Progress progress("training", 100, "steps", 20);
-    ::usleep(150'000);
-    progress.update(50, "loss 1.25");
-    ::usleep(150'000);
-    progress.update(60, "loss 1.20");
-  }, 120);
+  const std::string text = on_terminal(
+      [] {
+        Progress progress("training", 100, "steps", 20);
+        ::usleep(150'000);
+        progress.update(50, "loss 1.25");
+        ::usleep(150'000);
+        progress.update(60, "loss 1.20");
+      },
+      120);
   EXPECT_NE(text.find("\rtraining [############............]  50%  50/100 steps"), std::string::npos) << text;
   EXPECT_NE(text.find(" steps/s"), std::string::npos);
   EXPECT_NE(text.find("0:00 left  loss 1.25"), std::string::npos) << text;
@@ -76,10 +78,12 @@ TEST(Progress, terminal_shows_bar_rate_and_time_left) {
 }
 
 TEST(Progress, terminal_line_never_wraps) {
-  const std::string text = on_terminal([] {
-    Progress progress("a label that alone is rather long for such a terminal", 100, "steps");
-    progress.update(100, std::string(200, 'x'));
-  }, 40);
+  const std::string text = on_terminal(
+      [] {
+        Progress progress("a label that alone is rather long for such a terminal", 100, "steps");
+        progress.update(100, std::string(200, 'x'));
+      },
+      40);
   size_t length = 0;
   for (const char letter : text) {
     length = letter == '\r' || letter == '\n' ? 0 : length + 1;

@@ -33,15 +33,21 @@ Json to_json(const toml::node& node, const std::string& key, const std::string& 
     return values;
   };
   switch (node.type()) {
-    case toml::node_type::table: return convert_table(*node.as_table());
-    case toml::node_type::array: return convert_array(*node.as_array());
-    case toml::node_type::string: return **node.as_string();
-    case toml::node_type::integer: return **node.as_integer();
-    case toml::node_type::boolean: return **node.as_boolean();
+    case toml::node_type::table:
+      return convert_table(*node.as_table());
+    case toml::node_type::array:
+      return convert_array(*node.as_array());
+    case toml::node_type::string:
+      return **node.as_string();
+    case toml::node_type::integer:
+      return **node.as_integer();
+    case toml::node_type::boolean:
+      return **node.as_boolean();
     case toml::node_type::floating_point:
       if (std::isfinite(**node.as_floating_point())) return **node.as_floating_point();
       fail("{}: {} must be a finite number", name, key);
-    default: fail("{}: {} is a date or a time, which no setting takes; write it as a string", name, key);
+    default:
+      fail("{}: {} is a date or a time, which no setting takes; write it as a string", name, key);
   }
 }
 
@@ -121,7 +127,8 @@ void Recipe::override_with(const std::string& assignment) {
     place = &(*place)[part];
   }
   if (key.back() == '.') fail("cannot override with \"{}\": a part of the key is empty; write section.field=value", assignment);
-  if (place->is_object() && !value.is_object()) fail("cannot override {} with {}: it is a section of {}; name one of its fields", key, value.dump(), name_);
+  if (place->is_object() && !value.is_object())
+    fail("cannot override {} with {}: it is a section of {}; name one of its fields", key, value.dump(), name_);
   *place = std::move(value);
 }
 

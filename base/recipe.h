@@ -18,17 +18,18 @@ class Recipe {
   static Recipe load(const std::filesystem::path& path, const std::vector<std::string>& overrides = {});
   static Recipe from_json(const nlohmann::json& values, std::string name);  // a recipe saved in a run
 
-  // Each reads `key` ("section.field") or gives `fallback`; a value of another type or outside [low, high] is an Error naming key, value and what is allowed.
+  // Each reads `key` ("section.field") or gives `fallback`; a value of another type or outside [low, high] is an Error naming key, value and what is
+  // allowed.
   int64_t integer(const std::string& key, int64_t fallback, int64_t low, int64_t high);
   double number(const std::string& key, double fallback, double low, double high);
   bool boolean(const std::string& key, bool fallback);
   std::string string(const std::string& key, const std::string& fallback);
   std::string choice(const std::string& key, const std::string& fallback, const std::vector<std::string>& allowed);
   std::vector<std::string> strings(const std::string& key, const std::vector<std::string>& fallback);  // a single string counts as a list of one
-  bool has(const std::string& key) const;  // whether it is given; counts as asking for it
+  bool has(const std::string& key) const;                                                              // whether it is given; counts as asking for it
 
-  void refuse_unread() const;   // Error naming the first key that no call above asked for, and the nearest one that was
-  nlohmann::json json() const;  // all values as given, for saving beside a run
+  void refuse_unread() const;                        // Error naming the first key that no call above asked for, and the nearest one that was
+  nlohmann::json json() const;                       // all values as given, for saving beside a run
   const std::string& name() const { return name_; }  // the file's path, or the name given to from_json
 
  private:

@@ -33,7 +33,8 @@ void expect_error(const std::function<void()>& action, const std::vector<std::st
     action();
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
-    for (const std::string& part : expected) EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << "no " << part << " in: " << error.what();
+    for (const std::string& part : expected)
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << "no " << part << " in: " << error.what();
   }
 }
 

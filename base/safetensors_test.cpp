@@ -136,7 +136,8 @@ TEST(Safetensors, H01_valid_files) {
 TEST(Safetensors, faults_between_tensors) {
   const auto two = [](const std::string& first, const std::string& second, const std::string& names = "ab") {
     return file_of("{\"" + names.substr(0, 1) + R"(":{"dtype":"F32","shape":[1],"data_offsets":)" + first + "},\"" + names.substr(1) +
-                       R"(":{"dtype":"F32","shape":[1],"data_offsets":)" + second + "}}", kEightBytes);
+                       R"(":{"dtype":"F32","shape":[1],"data_offsets":)" + second + "}}",
+                   kEightBytes);
   };
   EXPECT_EQ(error_of(two("[0,4]", "[4,8]")), "");
   EXPECT_EQ(error_of(two("[4,8]", "[0,4]")), "");
@@ -191,12 +192,33 @@ TEST(Safetensors, H01_fuzz) {
   const int64_t num_inputs = inputs != nullptr ? std::atoll(inputs) : kFuzzInputs;
   const std::string seeds[] = {
       file_of(tensor_a(R"("F32")", "[2]", "[0,8]"), kEightBytes),
-      file_of(R"({"__metadata__":{"k":"v"},"b":{"dtype":"I64","shape":[],"data_offsets":[0,8]},"a":{"dtype":"U8","shape":[0,3],"data_offsets":[8,8]}} )",
-              kEightBytes),
+      file_of(
+          R"({"__metadata__":{"k":"v"},"b":{"dtype":"I64","shape":[],"data_offsets":[0,8]},"a":{"dtype":"U8","shape":[0,3],"data_offsets":[8,8]}} )",
+          kEightBytes),
       file_of("{}", ""),
   };
-  const std::string tokens[] = {"{", "}", "[", "]", ",", ":", "\"", "0", "-1", "8", "1e9", "18446744073709551615", "9223372036854775807", "null",
-                                "true", "\\u0000", "\xff", "\"dtype\"", "\"shape\"", "\"data_offsets\"", "\"__metadata__\"", "\"F64\""};
+  const std::string tokens[] = {"{",
+                                "}",
+                                "[",
+                                "]",
+                                ",",
+                                ":",
+                                "\"",
+                                "0",
+                                "-1",
+                                "8",
+                                "1e9",
+                                "18446744073709551615",
+                                "9223372036854775807",
+                                "null",
+                                "true",
+                                "\\u0000",
+                                "\xff",
+                                "\"dtype\"",
+                                "\"shape\"",
+                                "\"data_offsets\"",
+                                "\"__metadata__\"",
+                                "\"F64\""};
   Random random(seed != nullptr ? std::strtoull(seed, nullptr, 10) : 1, 0);
   Entries entries;
   Metadata metadata;
@@ -206,10 +228,18 @@ TEST(Safetensors, H01_fuzz) {
     for (uint64_t mutations = 1 + random.below(3); mutations > 0; --mutations) {
       const size_t place = random.below(file.size() + 1);
       switch (random.below(6)) {
-        case 0: file.resize(place); break;
-        case 1: file.insert(place, tokens[random.below(std::size(tokens))]); break;
-        case 2: file.erase(place, 1 + random.below(8)); break;
-        case 3: file.insert(place, file.substr(random.below(file.size() + 1), random.below(30))); break;
+        case 0:
+          file.resize(place);
+          break;
+        case 1:
+          file.insert(place, tokens[random.below(std::size(tokens))]);
+          break;
+        case 2:
+          file.erase(place, 1 + random.below(8));
+          break;
+        case 3:
+          file.insert(place, file.substr(random.below(file.size() + 1), random.below(30)));
+          break;
         default:
           if (place < file.size()) file[place] = static_cast<char>(random.below(256));
       }
@@ -219,7 +249,8 @@ TEST(Safetensors, H01_fuzz) {
       }
     }
     // At its true size and address, so that a sanitizer sees a read past the end.
-    const std::vector<std::byte> exact(reinterpret_cast<const std::byte*>(file.data()), reinterpret_cast<const std::byte*>(file.data()) + file.size());
+    const std::vector<std::byte> exact(reinterpret_cast<const std::byte*>(file.data()),
+                                       reinterpret_cast<const std::byte*>(file.data()) + file.size());
     largest_allocation = 0;
     try {
       parse_safetensors(exact, "fuzz", entries, metadata);

@@ -38,9 +38,7 @@ std::string error_of(const std::function<void()>& action) {
   return "";
 }
 
-bool same(const Batch& left, const Batch& right) {
-  return at::equal(left.tokens, right.tokens) && at::equal(left.targets, right.targets);
-}
+bool same(const Batch& left, const Batch& right) { return at::equal(left.tokens, right.tokens) && at::equal(left.targets, right.targets); }
 
 std::vector<int64_t> values(const at::Tensor& tensor) {
   const at::Tensor flat = tensor.contiguous();
@@ -73,9 +71,7 @@ TEST(TextStream, T11_edges_of_the_window_rule) {
     EXPECT_NE(error.find(std::to_string(size) + " bytes"), std::string::npos) << error;
     EXPECT_NE(error.find("4 windows of 64 tokens needs 257"), std::string::npos) << error;
   }
-  const struct {
-    int64_t size, batches;
-  } cases[] = {{257, 1}, {512, 1}, {513, 2}};
+  const struct { int64_t size, batches; } cases[] = {{257, 1}, {512, 1}, {513, 2}};
   for (const auto& [size, num_batches] : cases) {
     const std::string bytes(corpus_of({size}).bytes());
     const auto stream = make(size);
@@ -155,7 +151,8 @@ TEST(Stream, damaged_positions_are_refused) {
   const auto stream = make_flip_flop_stream({}, 2, 1);
   const json good = stream->position();
   stream->seek(good);
-  for (const char* damage : {"null", "[]", "{}", R"({"batches":1})", R"({"batches":-1,"data":{}})", R"({"batches":1.5,"data":{}})", R"({"batches":1,"data":7})"}) {
+  for (const char* damage :
+       {"null", "[]", "{}", R"({"batches":1})", R"({"batches":-1,"data":{}})", R"({"batches":1.5,"data":{}})", R"({"batches":1,"data":7})"}) {
     EXPECT_NE(error_of([&] { stream->seek(json::parse(damage)); }).find("damaged"), std::string::npos) << damage;
   }
   EXPECT_EQ(stream->position(), good);

@@ -27,9 +27,12 @@ void write_sequence(double p_ignore, int64_t num_tokens, Random random, int64_t*
 class FlipFlopTrainingStream : public Stream {
  public:
   FlipFlopTrainingStream(const FlipFlop& language, int64_t batch_size, uint64_t seed)
-      : Stream({{"kind", "flip_flop"}, {"batch_size", batch_size}, {"tokens_per_row", language.tokens}, {"seed", seed}, {"p_ignore", language.p_ignore}},
-               kNumFlipFlopTokens),
-        language_(language), batch_size_(batch_size), seed_(seed) {}
+      : Stream(
+            {{"kind", "flip_flop"}, {"batch_size", batch_size}, {"tokens_per_row", language.tokens}, {"seed", seed}, {"p_ignore", language.p_ignore}},
+            kNumFlipFlopTokens),
+        language_(language),
+        batch_size_(batch_size),
+        seed_(seed) {}
 
  private:
   Batch batch(int64_t index) override { return language_.sequences(seed_, kFlipFlopTraining, index * batch_size_, batch_size_); }

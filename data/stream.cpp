@@ -14,7 +14,8 @@ using nlohmann::json;
 const std::vector<std::string> kKinds = {"text", "flip_flop"};
 
 FlipFlop read_flip_flop(Recipe& recipe, int64_t tokens) {
-  if (tokens % 2 != 0 || tokens < 4) fail("{}: the flip-flop language is pairs of tokens, so a row must be an even number of at least 4, not {}", recipe.name(), tokens);
+  if (tokens % 2 != 0 || tokens < 4)
+    fail("{}: the flip-flop language is pairs of tokens, so a row must be an even number of at least 4, not {}", recipe.name(), tokens);
   return {recipe.number("data.p_ignore", FlipFlop{}.p_ignore, 0, 1), tokens};
 }
 

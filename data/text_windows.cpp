@@ -81,11 +81,15 @@ SplitCorpus read_text(Recipe& recipe) {
 std::unique_ptr<Stream> make_text_stream(Corpus corpus, int64_t batch_size, int64_t tokens_per_row, uint64_t seed) {
   const auto size = static_cast<int64_t>(corpus.bytes().size());
   if ((size - 1) / tokens_per_row < batch_size) {
-    fail("the training text has {} bytes, but one batch of {} windows of {} tokens needs {}: give more text, or a smaller batch or window", size, batch_size,
-         tokens_per_row, batch_size * tokens_per_row + 1);
+    fail("the training text has {} bytes, but one batch of {} windows of {} tokens needs {}: give more text, or a smaller batch or window", size,
+         batch_size, tokens_per_row, batch_size * tokens_per_row + 1);
   }
-  nlohmann::json identity = {{"kind", "text"},   {"batch_size", batch_size}, {"tokens_per_row", tokens_per_row},
-                             {"seed", seed},     {"bytes", size},            {"documents", corpus.num_documents()},
+  nlohmann::json identity = {{"kind", "text"},
+                             {"batch_size", batch_size},
+                             {"tokens_per_row", tokens_per_row},
+                             {"seed", seed},
+                             {"bytes", size},
+                             {"documents", corpus.num_documents()},
                              {"hash", fmt::format("{:016x}", corpus.hash())}};
   return std::make_unique<TextStream>(std::move(corpus), std::move(identity), batch_size, tokens_per_row, seed);
 }

@@ -14,7 +14,8 @@ using Names = std::vector<std::string>;
 class FileSearch : public testing::Test {
  protected:
   void SetUp() override {
-    for (const char* name : {"b.py", "a.py", "notes.txt", "sub/a.py", "sub/deep/c.py", "sub/deep/d.md", ".hidden/e.py", "sub/.f.py", "sub2/sub/g.py"}) {
+    for (const char* name :
+         {"b.py", "a.py", "notes.txt", "sub/a.py", "sub/deep/c.py", "sub/deep/d.md", ".hidden/e.py", "sub/.f.py", "sub2/sub/g.py"}) {
       folder.write(name, name);
     }
   }
@@ -79,7 +80,7 @@ TEST_F(FileSearch, links) {
 
 TEST_F(FileSearch, errors_name_what_was_asked_for) {
   EXPECT_EQ(error(folder / "missing"), (folder / "missing") + ": No such file or directory");
-  EXPECT_EQ(error(folder / "*.cpp"), "no file matches " + (folder / "*.cpp"));
+  EXPECT_EQ(error(folder / "*.cpp"), fmt::format("no file matches {}", folder / "*.cpp"));
   EXPECT_NE(error(folder / "missing/*.py").find("there is no folder " + (folder / "missing")), std::string::npos);
   EXPECT_NE(error(folder / "sub", {".rs"}).find(folder / "sub"), std::string::npos);
   EXPECT_NE(error(folder / "notes.txt/*").find("notes.txt"), std::string::npos);

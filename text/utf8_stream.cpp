@@ -20,10 +20,18 @@ bool continues(std::string_view start, unsigned char next) {
   unsigned char low = 0x80, high = 0xBF;
   if (start.size() == 1) {
     switch (static_cast<unsigned char>(start[0])) {
-      case 0xE0: low = 0xA0; break;
-      case 0xED: high = 0x9F; break;
-      case 0xF0: low = 0x90; break;
-      case 0xF4: high = 0x8F; break;
+      case 0xE0:
+        low = 0xA0;
+        break;
+      case 0xED:
+        high = 0x9F;
+        break;
+      case 0xF0:
+        low = 0x90;
+        break;
+      case 0xF4:
+        high = 0x8F;
+        break;
     }
   }
   return low <= next && next <= high;

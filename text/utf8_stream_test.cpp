@@ -31,9 +31,20 @@ TEST(Utf8Stream, S08_invalid_bytes) {
   const struct {
     std::string bytes, text;
   } cases[] = {
-      {"\xf0\x9f", kR},        {"\xf0\x9f\x41", kR + "A"}, {"\xc3\x28", kR + "("}, {"\xed\xa0\x80", kR + kR + kR}, {"\xff", kR}, {"\xe6\xad", kR},
-      {"\xc0\x80", kR + kR},   {"\xe0\x80\x80", kR + kR + kR}, {"\xf4\x90\x80\x80", kR + kR + kR + kR}, {"\x80", kR}, {"", ""},
-      {"a\xf0\x9f\xe6\xad\xa3z", "a" + kR + "\xe6\xad\xa3z"}, {"\xc3\xa9\xe2\x82\xac", "\xc3\xa9\xe2\x82\xac"}, {std::string("\0", 1), std::string("\0", 1)},
+      {"\xf0\x9f", kR},
+      {"\xf0\x9f\x41", kR + "A"},
+      {"\xc3\x28", kR + "("},
+      {"\xed\xa0\x80", kR + kR + kR},
+      {"\xff", kR},
+      {"\xe6\xad", kR},
+      {"\xc0\x80", kR + kR},
+      {"\xe0\x80\x80", kR + kR + kR},
+      {"\xf4\x90\x80\x80", kR + kR + kR + kR},
+      {"\x80", kR},
+      {"", ""},
+      {"a\xf0\x9f\xe6\xad\xa3z", "a" + kR + "\xe6\xad\xa3z"},
+      {"\xc3\xa9\xe2\x82\xac", "\xc3\xa9\xe2\x82\xac"},
+      {std::string("\0", 1), std::string("\0", 1)},
       {"\xf0\x90\x80\x80\xf4\x8f\xbf\xbf\xed\x9f\xbf\xee\x80\x80", "\xf0\x90\x80\x80\xf4\x8f\xbf\xbf\xed\x9f\xbf\xee\x80\x80"},
   };
   for (const auto& [bytes, text] : cases) {
