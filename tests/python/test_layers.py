@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SUFFIXES = {".h", ".hpp", ".cpp", ".cc", ".inl", ".cu", ".cuh"}
 NOT_OURS = {"build", "runs", "dist"}
 PACKAGES = {"ATen": "torch", "c10": "torch", "torch": "torch"}  # first part of an include and the package it belongs to, where the two differ
-EXTRA_FOR_TESTS = {"gtest", "gmock", "base", "fmt", "nlohmann", "kernels", "kernels/reference", "kernels/cpu"}
+EXTRA_FOR_TESTS = {"gtest", "gmock", "base", "fmt", "nlohmann", "kernels", "kernels/reference", "kernels/cpu", "kernels/cuda", "cuda"}
 
 
 def read_table(path):
@@ -59,9 +59,9 @@ def violations(root, table):
             if not include:
                 continue
             quote, name = include.groups()
-            if quote == "<" and ("/" not in name or name.startswith("sys/")):
+            first = "cuda" if name.startswith("cuda") else name.split("/")[0]
+            if quote == "<" and first in (name, "sys"):
                 continue  # the standard library and POSIX
-            first = name.split("/")[0]
             target = layer_of(table, name) or PACKAGES.get(first, first)
             if target not in allowed:
                 found.append(f"{path}:{number}: {layer} may not include {name} ({target})")
@@ -74,7 +74,7 @@ def test_includes_follow_the_layers():
 
 def test_what_is_sanitized_is_free_of_torch():
     table = read_table(ROOT / "cmake/layers.tsv")
-    for layer in ("kernels", "kernels/reference", "kernels/cpu", "base", "text"):
+    for layer in ("kernels", "kernels/reference", "kernels/cpu", "kernels/cuda", "base", "text"):
         assert "torch" not in reachable(table, layer), layer
 
 
@@ -84,6 +84,7 @@ def test_what_is_sanitized_is_free_of_torch():
         ("kernels/cpu/wrong.cpp", "<torch/torch.h>", "kernels/cpu may not include torch/torch.h (torch)"),
         ("kernels/wrong.h", "<ATen/core/Tensor.h>", "kernels may not include ATen/core/Tensor.h (torch)"),
         ("kernels/wrong.h", "<hwy/highway.h>", "kernels may not include hwy/highway.h (hwy)"),
+        ("kernels/cpu/wrong.h", "<cuda_runtime.h>", "kernels/cpu may not include cuda_runtime.h (cuda)"),
         ("base/wrong.h", '"model/model.h"', "base may not include model/model.h (model)"),
         ("model/wrong.cpp", '"train/trainer.h"', "model may not include train/trainer.h (train)"),
         ("base/wrong.cpp", "<gtest/gtest.h>", "base may not include gtest/gtest.h (gtest)"),
