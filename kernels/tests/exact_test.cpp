@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/tests/cases.h"
+#include "kernels/tests/decoding.h"
 
 namespace pathattn::test {
 namespace {
@@ -228,6 +229,31 @@ TEST(Exact, K01_every_w_the_same_axis) {
       for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) expect_closed_form_of_e1(tokens, beta, dtype);
     }
     expect_closed_form_of_e1(4096, beta, DType::kFloat32);
+  }
+}
+
+TEST(Exact, P26_beta_1_leaves_keys_orthogonal_to_the_last_w) {
+  for (const int64_t tokens : {2, 64, 65, 513, 600}) {
+    const Inputs in = make_inputs({.tokens = tokens, .beta_from = 1, .beta_to = 1});
+    const State state(in, 1024);
+    prefill(in, state, 2);
+    const Tensor keys = carried_keys(state, tokens, 2);
+    for (int64_t j = 0; j < tokens - 1; ++j) {
+      double dot = 0;
+      for (int64_t c = 0; c < 64; ++c) dot += keys.at(0, j, 0, c) * in.w.at(0, tokens - 1, 0, c);
+      EXPECT_LE(std::abs(dot), 1e-5) << "key " << j << " of " << tokens;
+    }
+  }
+}
+
+TEST(Exact, P26_beta_2_keeps_the_length_of_every_key) {
+  const Inputs in = make_inputs({.tokens = 1024, .beta_from = 2, .beta_to = 2});
+  const State state(in, 1024);
+  prefill(in.tokens(0, 24), state, 2);
+  decode(in.tokens(24, 1000), state, 2);
+  const Tensor keys = carried_keys(state, 1024, 2);
+  for (int64_t j = 0; j < 1024; ++j) {
+    EXPECT_NEAR(norm(keys.rows(0, j, 1)), norm(in.k.rows(0, j, 1)), 1e-5 * norm(in.k.rows(0, j, 1))) << "key " << j;
   }
 }
 

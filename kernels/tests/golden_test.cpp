@@ -6,6 +6,7 @@
 
 #include "base/safetensors.h"
 #include "kernels/tests/cases.h"
+#include "kernels/tests/decoding.h"
 
 namespace pathattn::test {
 namespace {
@@ -77,6 +78,20 @@ TEST_P(Golden, reference) { expect_golden(reference_backend(), DType::kFloat64);
 TEST_P(Golden, cpu_f64) { expect_golden(cpu_backend(2), DType::kFloat64); }
 TEST_P(Golden, cpu_f32) { expect_golden(cpu_backend(2), DType::kFloat32); }
 TEST_P(Golden, cpu_bf16) { expect_golden(cpu_backend(2), DType::kBFloat16); }
+
+// Keys after the last step of their document, as decoding goes on from them.
+TEST_P(Golden, cpu_carried_keys) {
+  if (!has("k_cache")) return;
+  const Inputs in = inputs().to(DType::kFloat64);
+  const State state(in, kDecodeChunk);
+  prefill(in, state);
+  const Tensor keys = carried_keys(state, in.shape.tokens), want = read("k_cache");
+  for (int64_t n = 0; n < in.num_documents(); ++n) {
+    const int64_t first = in.cu_seqlens.empty() ? 0 : in.cu_seqlens[n], length = in.document(n).shape.tokens;
+    EXPECT_LE(relative_error(keys.rows(n, 0, length), want.rows(0, first, length)), want.dtype() == DType::kFloat64 ? 1e-12 : 1e-7)
+        << "document " << n;
+  }
+}
 
 INSTANTIATE_TEST_SUITE_P(Files, Golden,
                          testing::Values("op_path_mha", "op_path_gqa_k64_v32", "op_path_gate_unscaled", "op_path_gate_scaled",
