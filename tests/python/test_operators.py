@@ -492,6 +492,18 @@ def test_O02_compiles_whole_and_once_for_every_length():
     assert counter.frame_count <= 2  # with and without gradients
 
 
+def test_O02_generated_code_around_the_operator():
+    inputs, d_o = random_inputs(1, 65, 2, 1, 16, 16, dtype=torch.float32), torch.randn(1, 65, 2, 16)
+
+    def function(q, **others):
+        o, lse = attend(q=q.sin(), **others)
+        return o * 2, lse
+
+    compiled = torch.compile(function, fullgraph=True)
+    for name, gradient in gradients(compiled, inputs, d_o).items():
+        torch.testing.assert_close(gradient, gradients(function, inputs, d_o)[name])
+
+
 def test_O02_decoding_compiles_whole():
     inputs = random_inputs(2, 10, 4, 2, 16, 24, dtype=torch.float32)
     states = [new_state(inputs, 10) for _ in range(2)]
