@@ -274,6 +274,31 @@ TEST(Relations, P27_a_w_that_is_not_of_unit_length_is_taken_as_given) {
   EXPECT_LE(relative_error(run(in).o, given.o), 1e-13);
 }
 
+// Rows of the tile before it may become NaN too, but never other numbers.
+TEST(Relations, a_nan_reaches_the_rows_that_see_it) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Inputs clean = make_inputs(
+        {.batch = 2, .tokens = 700, .query_heads = 2, .key_heads = 2, .key_width = 16, .value_width = 8, .dtype = dtype, .gate = Gate::kMild});
+    const Outputs want = forward(cpu_backend(2), clean);
+    for (Tensor Inputs::*member : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::w, &Inputs::beta, &Inputs::g}) {
+      Inputs in = clean;
+      in.*member = (clean.*member).to((clean.*member).dtype());
+      (in.*member).set(1, 300, 1, 0, std::numeric_limits<double>::quiet_NaN());
+      const Outputs got = forward(cpu_backend(2), in);
+      EXPECT_TRUE(same_bits(got.o.rows(0, 0, 700), want.o.rows(0, 0, 700)));
+      for (int64_t t = 0; t < 300; ++t) {
+        EXPECT_TRUE(std::isnan(got.o.at(1, t, 1, 0)) || got.o.at(1, t, 1, 0) == want.o.at(1, t, 1, 0)) << "row " << t;
+      }
+      for (int64_t t = 300; t < 700; ++t) {
+        EXPECT_EQ(got.o.at(1, t, 0, 0), want.o.at(1, t, 0, 0));
+        if (t == 300 || member != &Inputs::q) {
+          EXPECT_TRUE(std::isnan(got.o.at(1, t, 1, 0))) << "row " << t;
+        }
+      }
+    }
+  }
+}
+
 TEST(Relations, P24_workspaces_grow_linearly_with_the_number_of_tokens) {
   for (const int64_t width : {64, 128, 256}) {
     Problem p{.batch = 1, .tokens = 16384, .query_heads = 8, .key_heads = 4, .key_width = width, .value_width = width, .scale = 1};
