@@ -38,7 +38,7 @@ void carry(const Run& run, T* keys, T* product, void* memory) {
   CarryScratch<T> s(arena, width);
   Suffix<T> suffix(width, s.suffix);
   const int64_t k_bytes = run.dtype == DType::kBFloat16 ? 2 : sizeof(T);
-  const DType compute = sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
+  const DType compute = kDTypeOf<T>;
   for (int64_t first = (ceil_div(run.tokens, kTile) - 1) * kTile; first >= 0; first -= kTile) {
     const int64_t m = std::min(kTile, run.tokens - first), padded_rows = round_up(m, kBlock);
     load_rows<T>(static_cast<const char*>(run.k) + first * run.k_stride * k_bytes, run.dtype, run.k_stride, m, width, 1, s.u, stride, padded_rows, wide);

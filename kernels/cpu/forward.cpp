@@ -70,15 +70,11 @@ struct ForwardScratch {
   }
 };
 
-struct ForwardUnit {
-  int64_t batch, first, tokens, tiles, head, slot;
-};
-
 template <typename T>
 struct ForwardWorkspace {
   size_t bytes_of_slot, bytes_of_scratch;
   char *slots, *scratches;
-  ForwardUnit* units;
+  Unit* units;
   size_t used;
 
   ForwardWorkspace(void* memory, const Problem& p, bool has_w, int num_workers) {
@@ -87,10 +83,10 @@ struct ForwardWorkspace {
     ForwardScratch<T>(scratch, p);
     bytes_of_slot = slot.used();
     bytes_of_scratch = scratch.used();
-    const int64_t count = num_slots(num_documents(p) * p.key_heads, num_workers);
+    const int64_t count = num_slots(num_units(p), num_workers);
     slots = all.take<char>(count * bytes_of_slot);
     scratches = all.take<char>(num_workers * bytes_of_scratch);
-    units = all.take<ForwardUnit>(count);
+    units = all.take<Unit>(count);
     used = all.used();
   }
 };
@@ -108,24 +104,17 @@ class ForwardWork {
   ForwardWork(const ForwardArguments& arguments, void* workspace, int num_workers)
       : a_(arguments), p_(arguments.problem), has_w_(arguments.w.data), gated_(arguments.g.data), memory_(workspace, p_, has_w_, num_workers) {}
 
-  int64_t num_units() const { return num_documents(p_) * p_.key_heads; }
-  double cost(int64_t unit) const {
-    const double tokens = static_cast<double>(document(p_, unit / p_.key_heads).tokens);
-    return tokens * (tokens + 8 * kTile);
-  }
-  void open(int64_t unit, int64_t slot) {
-    const Document d = document(p_, unit / p_.key_heads);
-    memory_.units[slot] = {d.batch, d.first, d.tokens, ceil_div(d.tokens, kTile), unit % p_.key_heads, slot};
-  }
+  double cost(int64_t unit) const { return unit_cost(p_, unit); }
+  void open(int64_t unit, int64_t slot) { memory_.units[slot] = unit_at(p_, unit); }
   int num_phases(int64_t slot) const { return has_w_ ? 1 + num_levels(memory_.units[slot].tokens) : 2; }
   int64_t num_tasks(int64_t slot, int phase) const {
-    const ForwardUnit& unit = memory_.units[slot];
+    const Unit& unit = memory_.units[slot];
     if (phase == num_phases(slot) - 1) return unit.tiles * group_;
     if (phase == 0) return unit.tiles + (gated_ ? group_ : 0);
     return full_nodes(unit, phase);
   }
   void run(int64_t slot, int phase, int64_t task, int worker) {
-    const ForwardUnit& unit = memory_.units[slot];
+    const Unit& unit = memory_.units[slot];
     Arena of_slot(memory_.slots + slot * memory_.bytes_of_slot), of_worker(memory_.scratches + worker * memory_.bytes_of_scratch);
     const PreparedUnit<T> prepared(of_slot, p_, has_w_);
     const ForwardScratch<T> scratch(of_worker, p_);
@@ -137,42 +126,28 @@ class ForwardWork {
       prepare(unit, prepared, scratch, task);
     } else {
       const int64_t member = task - unit.tiles;
-      const T* g = at<T>(a_.g, unit, unit.head * group_ + member, 0);
-      sum_gates(g, a_.g.token_stride, unit.tokens, p_.gate_scaled ? p_.scale : 1, gates(unit, prepared, member));
+      sum_gates(element<T>(a_.g, unit, unit.head * group_ + member, 0), a_.g.token_stride, unit.tokens, p_.gate_scaled ? p_.scale : 1, gates(unit, prepared, member));
     }
   }
 
  private:
   // Nodes of a level that some later node reads: all but the last, and these are whole.
-  static int64_t full_nodes(const ForwardUnit& unit, int level) { return std::max<int64_t>(0, ceil_div(unit.tokens, node_tokens(level)) - 1); }
+  static int64_t full_nodes(const Unit& unit, int level) { return std::max<int64_t>(0, ceil_div(unit.tokens, node_tokens(level)) - 1); }
 
-  template <typename U, typename AnyView>
-  static U* at(const AnyView& view, const ForwardUnit& unit, int64_t head, int64_t token) {
-    return static_cast<U*>(const_cast<void*>(static_cast<const void*>(view.data))) + unit.batch * view.batch_stride +
-           (unit.first + token) * view.token_stride + head * view.head_stride;
-  }
-
-  Gates gates(const ForwardUnit& unit, const PreparedUnit<T>& prepared, int64_t member) const {
+  Gates gates(const Unit& unit, const PreparedUnit<T>& prepared, int64_t member) const {
     if (!gated_) return {};
     const int64_t offset = member * unit.tokens;
     return {prepared.gate_sums + offset, prepared.gate_rests + offset, prepared.gate_cuts + offset};
   }
 
-  void load(const ConstView& view, const ForwardUnit& unit, int64_t head, int64_t first, int64_t m, int64_t padded_rows, int64_t width, T factor,
-            T* out) const {
-    const void* from = p_.dtype == DType::kBFloat16 ? static_cast<const void*>(at<const uint16_t>(view, unit, head, first))
-                                                    : static_cast<const void*>(at<const T>(view, unit, head, first));
-    load_rows<T>(from, p_.dtype, view.token_stride, m, width, factor, out, row_stride<T>(width), padded_rows, padded<T>(width));
-  }
-
-  void prepare(const ForwardUnit& unit, const PreparedUnit<T>& to, const ForwardScratch<T>& s, int64_t tile) const {
+  void prepare(const Unit& unit, const PreparedUnit<T>& to, const ForwardScratch<T>& s, int64_t tile) const {
     const int64_t first = tile * kTile, m = std::min(kTile, unit.tokens - first), padded_rows = round_up(m, kBlock), width = p_.key_width;
-    load(a_.v, unit, unit.head, first, m, padded_rows, p_.value_width, 1, to.v + first * v_stride_);
-    load(a_.k, unit, unit.head, first, m, padded_rows, width, 1, s.q);
+    load_tile<T>(p_.dtype, a_.v, unit, unit.head, first, m, p_.value_width, 1, to.v + first * v_stride_, padded_rows);
+    load_tile<T>(p_.dtype, a_.k, unit, unit.head, first, m, width, 1, s.q, padded_rows);
     pack_columns(s.q, k_stride_, padded_rows, width, to.keys[0] + first * width);
     if (!has_w_) return;
-    load_rows<T>(at<T>(a_.w, unit, unit.head, first), kCompute, a_.w.token_stride, m, width, 1, s.w, k_stride_, padded_rows, padded<T>(width));
-    load_rows<T>(at<T>(a_.beta, unit, unit.head, first), kCompute, a_.beta.token_stride, m, 1, 1, s.beta, 1, padded_rows, 1);
+    load_tile<T>(kCompute, a_.w, unit, unit.head, first, m, width, 1, s.w, padded_rows);
+    load_rows<T>(element<T>(a_.beta, unit, unit.head, first), kCompute, a_.beta.token_stride, m, 1, 1, s.beta, 1, padded_rows, 1);
     prepare_tile(Tile<T>{padded_rows, width, k_stride_, s.w, s.beta, to.w_columns + first * width, to.keys[0] + first * width, s.n,
                          to.x + first * kTile, to.u + first * k_stride_, product(to, 0, tile)});
   }
@@ -189,12 +164,12 @@ class ForwardWork {
     std::memcpy(product(to, level, node), suffix.product(), p_.key_width * k_stride_ * sizeof(T));
   }
 
-  void attend(const ForwardUnit& unit, const PreparedUnit<T>& from, const ForwardScratch<T>& s, int64_t member, int64_t tile) const {
+  void attend(const Unit& unit, const PreparedUnit<T>& from, const ForwardScratch<T>& s, int64_t member, int64_t tile) const {
     const int64_t first = tile * kTile, m = std::min(kTile, unit.tokens - first), head = unit.head * group_ + member;
     const Gates gates = this->gates(unit, from, member);
     const Softmax<T> softmax{s.highest, s.sums, s.o, v_stride_, padded<T>(p_.value_width)};
     T *q = s.q, *q_next = s.q_next;
-    load(a_.q, unit, head, first, m, m, p_.key_width, static_cast<T>(p_.scale), q);
+    load_tile<T>(p_.dtype, a_.q, unit, head, first, m, p_.key_width, static_cast<T>(p_.scale), q, m);
     softmax.reset(m);
     own_tile(from, s, softmax, gates, q, first, m);
     if (gated_ && first > 0) gates_of_rows(gates, first, m, s.row_gate);
@@ -215,9 +190,8 @@ class ForwardWork {
       }
     }
     const auto normalise = [&](int64_t i) { return T(1) / softmax.sum(i); };
-    void* to = p_.dtype == DType::kBFloat16 ? static_cast<void*>(at<uint16_t>(a_.o, unit, head, first)) : static_cast<void*>(at<T>(a_.o, unit, head, first));
-    store_rows(s.o, v_stride_, m, p_.value_width, normalise, to, p_.dtype, a_.o.token_stride);
-    T* lse = at<T>(a_.lse, unit, head, first);
+    store_tile(p_.dtype, s.o, m, p_.value_width, normalise, a_.o, unit, head, first);
+    T* lse = element<T>(a_.lse, unit, head, first);
     for (int64_t i = 0; i < m; ++i) lse[i * a_.lse.token_stride] = softmax.highest[i] + std::log(softmax.sum(i));
   }
 
@@ -280,7 +254,7 @@ class ForwardWork {
     }
   }
 
-  static constexpr DType kCompute = sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
+  static constexpr DType kCompute = kDTypeOf<T>;
 
   const ForwardArguments& a_;
   const Problem& p_;
@@ -292,7 +266,7 @@ class ForwardWork {
 template <typename T>
 void forward_as(const ForwardArguments& arguments, void* workspace, const Executor& executor) {
   ForwardWork<T> work(arguments, workspace, executor.num_workers);
-  run_units(executor, work.num_units(), work);
+  run_units(executor, num_units(arguments.problem), work);
 }
 void forward_float32(const ForwardArguments& arguments, void* workspace, const Executor& executor) { forward_as<float>(arguments, workspace, executor); }
 void forward_float64(const ForwardArguments& arguments, void* workspace, const Executor& executor) { forward_as<double>(arguments, workspace, executor); }

@@ -16,6 +16,7 @@ inline constexpr int64_t kTile = 64;
 inline constexpr int64_t kFan = 8;
 inline constexpr int kMaxLevels = 20;
 inline constexpr size_t kAlignment = 64;
+inline constexpr int64_t kMaxPanel = 32;  // packed columns come in panels of at most this many
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
@@ -27,6 +28,9 @@ inline int num_levels(int64_t tokens) {
   while (ceil_div(tokens, node_tokens(levels - 1)) > kFan) ++levels;
   return levels;
 }
+
+template <typename T>
+inline constexpr DType kDTypeOf = sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
 
 // Width of a row in whole cache lines: vectors need no remainder.
 template <typename T>
@@ -50,6 +54,21 @@ inline int64_t longest_document(const Problem& p) {
   int64_t longest = 0;
   for (int64_t n = 0; n < num_documents(p); ++n) longest = std::max(longest, document(p, n).tokens);
   return longest;
+}
+
+// One key head of one document.
+struct Unit {
+  int64_t batch, first, tokens, tiles, head;
+};
+inline int64_t num_units(const Problem& p) { return num_documents(p) * p.key_heads; }
+inline Unit unit_at(const Problem& p, int64_t n) {
+  const Document d = document(p, n / p.key_heads);
+  return {d.batch, d.first, d.tokens, ceil_div(d.tokens, kTile), n % p.key_heads};
+}
+// Work in it, in no particular unit.
+inline double unit_cost(const Problem& p, int64_t n) {
+  const double tokens = static_cast<double>(document(p, n / p.key_heads).tokens);
+  return tokens * (tokens + 8 * kTile);
 }
 
 // Hands out aligned pieces of a workspace; over a null workspace it counts the bytes.

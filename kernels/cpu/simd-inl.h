@@ -97,6 +97,27 @@ void store_rows(const T* HWY_RESTRICT from, int64_t stride, int64_t num_rows, in
   }
 }
 
+// The element of head `head` at the unit's token `token`.
+template <typename T, typename AnyView>
+auto element(const AnyView& view, const Unit& unit, int64_t head, int64_t token) {
+  using Void = std::remove_pointer_t<decltype(view.data)>;
+  using Element = std::conditional_t<std::is_const_v<Void>, const T, T>;
+  return static_cast<Element*>(view.data) + unit.batch * view.batch_stride + (unit.first + token) * view.token_stride + head * view.head_stride;
+}
+
+// Rows of a tensor of the problem's dtype, as load_rows and store_rows.
+template <typename T>
+void load_tile(DType dtype, const ConstView& view, const Unit& unit, int64_t head, int64_t first, int64_t m, int64_t width, T factor, T* out,
+               int64_t padded_rows) {
+  const void* from = dtype == DType::kBFloat16 ? static_cast<const void*>(element<uint16_t>(view, unit, head, first)) : element<T>(view, unit, head, first);
+  load_rows<T>(from, dtype, view.token_stride, m, width, factor, out, row_stride<T>(width), padded_rows, padded<T>(width));
+}
+template <typename T, typename Factor>
+void store_tile(DType dtype, const T* from, int64_t m, int64_t width, Factor factor, const View& view, const Unit& unit, int64_t head, int64_t first) {
+  void* to = dtype == DType::kBFloat16 ? static_cast<void*>(element<uint16_t>(view, unit, head, first)) : element<T>(view, unit, head, first);
+  store_rows(from, row_stride<T>(width), m, width, factor, to, dtype, view.token_stride);
+}
+
 // Rows as packed columns: columns(out, width) is their transpose.
 template <typename T>
 void pack_columns(const T* HWY_RESTRICT from, int64_t stride, int64_t num_rows, int64_t width, T* HWY_RESTRICT out) {
