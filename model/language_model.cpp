@@ -78,14 +78,14 @@ LanguageModel::LanguageModel(ModelConfig config, std::map<std::string, at::Tenso
   lm_head_ = config_.tie_word_embeddings ? embedding_ : parameters.at("lm_head.weight");
 }
 
-void LanguageModel::check_tokens(const at::Tensor& tokens) const {
-  if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong) fail("tokens must be int64 of shape [batch, tokens]");
+void LanguageModel::check_tokens(const at::Tensor& tokens, const std::string& where) const {
+  if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong) fail("{} must be int64 of shape [batch, tokens]", where);
   if (tokens.numel() == 0) return;
   const auto [low, high] = tokens.aminmax();
   if (low.item<int64_t>() >= 0 && high.item<int64_t>() < config_.vocabulary_size) return;
   const at::Tensor wrong = tokens.lt(0).logical_or_(tokens.ge(config_.vocabulary_size)).nonzero()[0];
   const int64_t row = wrong[0].item<int64_t>(), column = wrong[1].item<int64_t>();
-  fail("token {} at position {} of row {} is outside the vocabulary of {}", tokens[row][column].item<int64_t>(), column, row, config_.vocabulary_size);
+  fail("{}: token {} at position {} of row {} is outside the vocabulary of {}", where, tokens[row][column].item<int64_t>(), column, row, config_.vocabulary_size);
 }
 
 at::Tensor LanguageModel::run(const at::Tensor& tokens_BT, const std::optional<at::Tensor>& cu_seqlens, LanguageState* state, Pass pass) const {

@@ -2,7 +2,6 @@
 //
 // Shape suffixes in model/: B batch, T tokens, V vocabulary, E hidden_size, H heads (of queries, or of keys and values), D head_dim, C kv_dim.
 // Tokens are int64 [B, T]. With cu_seqlens (int64 [documents + 1], B must be 1) row 0 holds packed documents that do not see each other.
-// A token outside the vocabulary is an Error that names its position.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -47,6 +46,9 @@ class LanguageModel {
     return logits(hidden(tokens_BT, cu_seqlens));
   }
 
+  // Error, beginning with `where`, that names the first token outside the vocabulary. All calls that take tokens make this check.
+  void check_tokens(const at::Tensor& tokens_BT, const std::string& where = "tokens") const;
+
   // Decoding, without gradients. Capacity counts tokens a sequence may reach.
   LanguageState empty_state(int64_t sequences, int64_t capacity) const;
   // Like hidden(); leaves document n (batch row n, or span n of cu_seqlens) in the empty `state` as sequence n.
@@ -56,7 +58,6 @@ class LanguageModel {
 
  private:
   at::Tensor run(const at::Tensor& tokens_BT, const std::optional<at::Tensor>& cu_seqlens, LanguageState* state, Pass pass) const;
-  void check_tokens(const at::Tensor& tokens_BT) const;
 
   struct Layer {
     at::Tensor attention_norm, mlp_norm, gate_proj, up_proj, down_proj;

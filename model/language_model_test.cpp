@@ -148,9 +148,9 @@ TEST(LanguageModel, refuses_what_does_not_fit_and_keeps_the_state) {
   const LanguageModel model = random_model(small_config(AttentionKind::kPath));
   at::Tensor tokens = random_tokens(2, 8, 50);
   tokens[1][3] = 50;
-  EXPECT_EQ(error_of([&] { model.forward(tokens); }), "token 50 at position 3 of row 1 is outside the vocabulary of 50");
+  EXPECT_EQ(error_of([&] { model.forward(tokens); }), "tokens: token 50 at position 3 of row 1 is outside the vocabulary of 50");
   tokens[1][3] = -1;
-  EXPECT_EQ(error_of([&] { model.forward(tokens); }), "token -1 at position 3 of row 1 is outside the vocabulary of 50");
+  EXPECT_EQ(error_of([&] { model.forward(tokens); }), "tokens: token -1 at position 3 of row 1 is outside the vocabulary of 50");
   tokens[1][3] = 0;
   EXPECT_NE(error_of([&] { model.forward(tokens, torch::tensor({0, 16})); }).find("one row"), std::string::npos);
   EXPECT_NE(error_of([&] { model.forward(tokens.narrow(0, 0, 1), torch::tensor({0, 5, 4, 8})); }).find("must not decrease"), std::string::npos);

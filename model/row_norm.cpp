@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 namespace pathattn {
 namespace {
@@ -49,9 +50,9 @@ struct Rows {
 // y = x * r * weight, r = 1 / sqrt(factor * sum(x^2) + eps), factor = 1 / width for a mean. Without a weight, r = 0 for a row of zeros.
 class RowNorm : public torch::autograd::Function<RowNorm> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_strided, const at::Tensor& weight_strided, double factor,
-                            double eps) {
-    const at::Tensor x = x_strided.contiguous(), weight = weight_strided.defined() ? weight_strided.contiguous() : weight_strided;
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_strided,
+                            const std::optional<at::Tensor>& weight_strided, double factor, double eps) {
+    const at::Tensor x = x_strided.contiguous(), weight = weight_strided ? weight_strided->contiguous() : at::Tensor();
     const Rows rows(x);
     at::Tensor y = at::empty_like(x), scales = at::empty({rows.count}, x.options());
     AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "row_norm", [&] {
@@ -119,9 +120,9 @@ class RowNorm : public torch::autograd::Function<RowNorm> {
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  return RowNorm::apply(x, weight, 1.0 / static_cast<double>(x.size(-1)), eps);
+  return RowNorm::apply(x, std::optional<at::Tensor>(weight), 1.0 / static_cast<double>(x.size(-1)), eps);
 }
 
-at::Tensor unit_norm(const at::Tensor& x) { return RowNorm::apply(x, at::Tensor(), 1.0, kUnitEps); }
+at::Tensor unit_norm(const at::Tensor& x) { return RowNorm::apply(x, std::optional<at::Tensor>(), 1.0, kUnitEps); }
 
 }  // namespace pathattn
