@@ -46,7 +46,8 @@ fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.
 // A file or a folder to disk.
 void sync(const fs::path& path) {
   Descriptor file(path, O_RDONLY);
-  if (!file.valid() || ::fsync(file.get()) != 0) fail("cannot flush {} to disk: {}", path.string(), reason(errno));
+  if (file.valid() && (::fsync(file.get()) == 0 || errno == EINVAL)) return;  // EINVAL: a file system that cannot flush folders
+  fail("cannot flush {} to disk: {}", path.string(), reason(errno));
 }
 
 void create_folders(const fs::path& path) {

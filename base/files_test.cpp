@@ -6,10 +6,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <set>
 
 #include "base/error.h"
+#include "base/scratch_folder.h"
 
 namespace pathattn {
 namespace {
@@ -18,20 +18,14 @@ namespace fs = std::filesystem;
 
 class Files : public testing::Test {
  protected:
-  void SetUp() override {
-    folder = fs::path(testing::TempDir()) / ("files_test." + std::to_string(::getpid()));
-    fs::remove_all(folder);
-    fs::create_directories(folder);
-  }
-  void TearDown() override { fs::remove_all(folder); }
-
   std::set<std::string> names() const {
     std::set<std::string> found;
     for (const auto& entry : fs::directory_iterator(folder)) found.insert(entry.path().filename().string());
     return found;
   }
 
-  fs::path folder;
+  const ScratchFolder scratch;
+  const fs::path folder = scratch.path();
 };
 
 std::string error_of(const std::function<void()>& action) {

@@ -1,14 +1,13 @@
 #include "base/recipe.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <functional>
 #include <limits>
 
 #include "base/error.h"
-#include "base/files.h"
+#include "base/scratch_folder.h"
 
 namespace pathattn {
 namespace {
@@ -16,16 +15,9 @@ namespace {
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
 Recipe load(const std::string& toml, const std::vector<std::string>& overrides = {}) {
-  const auto path = std::filesystem::path(testing::TempDir()) / ("recipe_test." + std::to_string(::getpid()) + ".toml");
-  write_file_atomically(path, toml);
-  try {
-    Recipe recipe = Recipe::load(path, overrides);
-    std::filesystem::remove(path);
-    return recipe;
-  } catch (...) {
-    std::filesystem::remove(path);
-    throw;
-  }
+  const ScratchFolder folder;
+  folder.write("recipe.toml", toml);
+  return Recipe::load(folder / "recipe.toml", overrides);
 }
 
 void expect_error(const std::function<void()>& action, const std::vector<std::string>& expected) {

@@ -1,17 +1,15 @@
 #include "base/safetensors.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <new>
 
 #include "base/error.h"
-#include "base/files.h"
 #include "base/random.h"
+#include "base/scratch_folder.h"
 
 namespace {
 thread_local size_t largest_allocation = 0;
@@ -74,12 +72,6 @@ std::string tensor_a(const std::string& dtype, const std::string& shape, const s
 }
 
 const std::string kEightBytes = "abcdefgh";
-
-fs::path scratch_folder() {
-  const fs::path folder = fs::path(testing::TempDir()) / ("safetensors_test." + std::to_string(::getpid()));
-  fs::create_directories(folder);
-  return folder;
-}
 
 TEST(Safetensors, H01_faults_name_file_and_tensor) {
   const std::string good = tensor_a(R"("F32")", "[2]", "[0,8]");
@@ -264,7 +256,8 @@ TEST(Safetensors, H01_fuzz) {
 }
 
 TEST(Safetensors, write_then_read) {
-  const fs::path path = scratch_folder() / "model.safetensors";
+  const ScratchFolder folder;
+  const fs::path path = folder / "model.safetensors";
   const std::vector<float> weights = {1.5f, -2.25f, 3.0f, 0.125f, 1e30f, -0.0f};
   const std::vector<int64_t> ids = {7, -1};
   const std::vector<uint8_t> flags = {1, 2, 3};
@@ -289,11 +282,11 @@ TEST(Safetensors, write_then_read) {
   } catch (const Error& error) {
     EXPECT_EQ(error.what(), path.string() + ": there is no tensor \"lm_head.weight\"");
   }
-  fs::remove_all(scratch_folder());
 }
 
 TEST(Safetensors, write_refuses_what_it_could_not_read) {
-  const fs::path path = scratch_folder() / "bad.safetensors";
+  const ScratchFolder folder;
+  const fs::path path = folder / "bad.safetensors";
   const std::vector<float> two = {1, 2};
   const auto bytes = std::as_bytes(std::span(two));
   EXPECT_THROW(write_safetensors(path, {{"a", {"F32", {3}, bytes}}}), Error);
@@ -302,16 +295,14 @@ TEST(Safetensors, write_refuses_what_it_could_not_read) {
   EXPECT_THROW(write_safetensors(path, {{"__metadata__", {"F32", {2}, bytes}}}), Error);
   EXPECT_THROW(write_safetensors(path, {{"\xff", {"F32", {2}, bytes}}}), Error);
   EXPECT_FALSE(fs::exists(path));
-  fs::remove_all(scratch_folder());
 }
 
 TEST(Safetensors, unreadable_files) {
-  const fs::path folder = scratch_folder();
+  const ScratchFolder folder;
   EXPECT_THROW(SafetensorsFile(folder / "missing.safetensors"), Error);
-  EXPECT_THROW(SafetensorsFile{folder}, Error);
-  std::ofstream(folder / "empty.safetensors").close();
+  EXPECT_THROW(SafetensorsFile{folder.path()}, Error);
+  folder.write("empty.safetensors", "");
   EXPECT_THROW(SafetensorsFile(folder / "empty.safetensors"), Error);
-  fs::remove_all(folder);
 }
 
 TEST(Safetensors, reads_golden_files) {

@@ -11,7 +11,7 @@
 #include "data/flip_flop.h"
 #include "data/stream.h"
 #include "data/text_windows.h"
-#include "text/scratch_folder.h"
+#include "base/scratch_folder.h"
 
 namespace pathattn {
 namespace {

@@ -1,10 +1,12 @@
 #include "text/corpus.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
-#include "text/scratch_folder.h"
+#include "base/scratch_folder.h"
 
 namespace pathattn {
 namespace {

@@ -1,9 +1,10 @@
 #include "text/file_search.h"
 
+#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include "base/error.h"
-#include "text/scratch_folder.h"
+#include "base/scratch_folder.h"
 
 namespace pathattn {
 namespace {

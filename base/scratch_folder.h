@@ -1,7 +1,7 @@
 // A folder for a test's files, removed at its end.
 #pragma once
 
-#include <gtest/gtest.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -14,7 +14,9 @@ namespace pathattn {
 
 class ScratchFolder {
  public:
-  ScratchFolder() : path_(std::filesystem::path(testing::TempDir()) / ("pathattn_test." + std::to_string(::getpid()))) {
+  ScratchFolder() {
+    static int count = 0;
+    path_ = std::filesystem::temp_directory_path() / fmt::format("pathattn_test.{}.{}", ::getpid(), count++);
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);
   }
