@@ -116,6 +116,11 @@ Recipe Recipe::from_json(const Json& values, std::string name) {
 void Recipe::override_with(const std::string& assignment) {
   const size_t equals = assignment.find('=');
   if (equals == std::string::npos || equals == 0) fail("cannot override with \"{}\": write section.field=value", assignment);
+  try {
+    (void)Json(assignment).dump();
+  } catch (const Json::exception&) {
+    fail("cannot override {}: the text is not valid UTF-8", Json(assignment).dump(-1, ' ', true, Json::error_handler_t::replace));
+  }
   const std::string key = assignment.substr(0, equals);
   Json value = parse_value(assignment.substr(equals + 1), key, "--set");
   Json* place = &values_;
@@ -127,8 +132,7 @@ void Recipe::override_with(const std::string& assignment) {
     place = &(*place)[part];
   }
   if (key.back() == '.') fail("cannot override with \"{}\": a part of the key is empty; write section.field=value", assignment);
-  if (place->is_object() && !value.is_object())
-    fail("cannot override {} with {}: it is a section of {}; name one of its fields", key, value.dump(), name_);
+  if (place->is_object() && !value.is_object()) fail("cannot override {}: it is a section of {}; name one of its fields", key, name_);
   *place = std::move(value);
 }
 

@@ -111,6 +111,7 @@ TEST(Recipe, overrides) {
   EXPECT_EQ(recipe.string("data.note", ""), "1\nx=2");
   EXPECT_EQ(recipe.integer("train.warm_up", 0, 0, kMost), 10);
   expect_error([] { load(kExample, {"train.steps"}); }, {"\"train.steps\"", "section.field=value"});
+  expect_error([] { load(kExample, {"data.kind=\xff"}); }, {"data.kind", "UTF-8"});
   expect_error([] { load(kExample, {"=5"}); }, {"\"=5\""});
   expect_error([] { load(kExample, {"train..steps=5"}); }, {"empty"});
   expect_error([] { load(kExample, {"train.=5"}); }, {"empty"});
