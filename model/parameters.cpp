@@ -13,6 +13,11 @@ constexpr int64_t kLowRank = 32;
 class Table {
  public:
   void matrix(const std::string& name, int64_t out, int64_t in) { add(name + ".weight", {out, in}, Start::kNormal, true); }
+  // Projection of the log gate: without decay, which would pull every gate towards 1/2.
+  void gate(const std::string& name, int64_t num_heads, int64_t in) {
+    add(name + ".weight", {num_heads, in}, Start::kNormal, false);
+    bias(name, num_heads);
+  }
   void bias(const std::string& name, int64_t size) { add(name + ".bias", {size}, Start::kZeros, false); }
   void norm(const std::string& name, int64_t size) { add(name, {size}, Start::kOnes, false); }
   void add(std::string name, std::vector<int64_t> shape, Start start, bool weight_decay) {
@@ -34,10 +39,7 @@ void add_path(const ModelConfig& c, const std::string& prefix, Table& table) {
   }
   table.matrix(prefix + "bt_proj", c.num_kv_heads, c.hidden_size);
   table.bias(prefix + "bt_proj", c.num_kv_heads);
-  if (c.has_gate()) {
-    table.matrix(prefix + "g_proj", c.num_heads, c.hidden_size);
-    table.bias(prefix + "g_proj", c.num_heads);
-  }
+  if (c.has_gate()) table.gate(prefix + "g_proj", c.num_heads, c.hidden_size);
   if (c.qk_norm) {
     table.norm(prefix + "maybe_q_norm.weight", c.head_dim());
     table.norm(prefix + "maybe_k_norm.weight", c.head_dim());
@@ -45,8 +47,7 @@ void add_path(const ModelConfig& c, const std::string& prefix, Table& table) {
 }
 
 void add_fox(const ModelConfig& c, const std::string& prefix, Table& table) {
-  table.matrix(prefix + "f_proj", c.num_heads, c.hidden_size);
-  table.bias(prefix + "f_proj", c.num_heads);
+  table.gate(prefix + "f_proj", c.num_heads, c.hidden_size);
   if (c.qk_norm) {
     table.norm(prefix + "q_norm.weight", c.hidden_size);
     table.norm(prefix + "k_norm.weight", c.kv_dim());

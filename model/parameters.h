@@ -15,7 +15,7 @@ struct ParameterEntry {
   std::string name;  // as in model.safetensors
   std::vector<int64_t> shape;
   Start start;
-  bool weight_decay;  // false for norms and biases
+  bool weight_decay;  // false for norms, biases and log gates
 };
 
 std::vector<ParameterEntry> parameter_table(const ModelConfig& config);
