@@ -120,7 +120,8 @@ TEST(Safetensors, H01_valid_files) {
   const Entries none = parse(file_of(tensor_a(R"("F32")", "[0]", "[0,0]"), ""));
   EXPECT_EQ(none.at("a").shape, std::vector<int64_t>{0});
   EXPECT_TRUE(parse(file_of(tensor_a(R"("F64")", "[4611686018427387904,0,4]", "[0,0]"), "")).contains("a"));
-  const Entries padded = parse(file_of(tensor_a(R"("BF16")", "[2,2]", "[0,8]") + "       ", kEightBytes));
+  const std::string padded_file = file_of(tensor_a(R"("BF16")", "[2,2]", "[0,8]") + "       ", kEightBytes);
+  const Entries padded = parse(padded_file);
   EXPECT_EQ(padded.at("a").dtype, "BF16");
   EXPECT_EQ(std::memcmp(padded.at("a").bytes.data(), kEightBytes.data(), 8), 0);
 }
