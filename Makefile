@@ -9,7 +9,7 @@ JOBS ?= $(shell nproc)
 python := $(if $(PYTHON),$(or $(shell command -v $(PYTHON)),$(PYTHON)),$(CURDIR)/.venv/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test demo demo-full format clean
+.PHONY: help setup build test bench demo demo-full format clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -23,6 +23,9 @@ build: setup  ## the pathattn program, the operators and the tests into build/re
 
 test: build  ## every test; the last line counts them
 	@$(python) scripts/run_tests.py $(BUILD) --pytest tests
+
+bench: build  ## time the CPU kernels against torch, on an otherwise idle machine; ends in runs/bench/
+	@PATHATTN_BUILD="$(BUILD)" $(python) benchmarks/attention_cpu.py
 
 demo: build  ## train and compare PaTH with RoPE in 10 minutes; ends in runs/demo/report.html
 	@$(python) scripts/demo.py $(BUILD)/pathattn runs/demo
