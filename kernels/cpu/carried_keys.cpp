@@ -11,33 +11,52 @@
 #include "kernels/cpu/layout.h"
 #include "kernels/cpu/rows-inl.h"
 
+#ifndef PATHATTN_KERNELS_CPU_CARRIED_KEYS_SCRATCH_
+#define PATHATTN_KERNELS_CPU_CARRIED_KEYS_SCRATCH_
+namespace pathattn::cpu {
+
+template <typename Compute>
+struct CarriedKeysScratch {
+  Compute *matrix, *keys;  // [K, K], [kDecodeBlock, K]
+  ProductScratch<Compute> product;
+  size_t bytes;
+  CarriedKeysScratch(int64_t width, void* memory) : CarriedKeysScratch(width, Arena(memory)) {}
+
+ private:
+  CarriedKeysScratch(int64_t width, Arena pieces)
+      : matrix(pieces.take<Compute>(width * width)), keys(pieces.take<Compute>(kDecodeBlock * width)), product(pieces, width), bytes(pieces.used()) {}
+};
+
+}  // namespace pathattn::cpu
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace pathattn::cpu::HWY_NAMESPACE {
 
-// scratch: a matrix [K, K] and the keys of a block [kDecodeBlock, K].
 template <typename Stored>
-void carry_chunk(const HeadState<Stored>& head, int64_t length, int64_t chunk, int64_t tokens, const View& out, ComputeOf<Stored>* scratch) {
+void carry_chunk(const HeadState<Stored>& head, int64_t length, int64_t chunk, int64_t tokens, const View& out,
+                 const CarriedKeysScratch<ComputeOf<Stored>>& scratch) {
   using Compute = ComputeOf<Stored>;
   const int64_t width = head.key_width, open_start = length - length % kDecodeChunk, pending_start = length - length % kDecodeBlock;
   const int64_t start = chunk * kDecodeChunk, end = std::min(start + kDecodeChunk, tokens);
-  Compute *matrix = scratch, *keys = matrix + width * width;
+  Compute *matrix = scratch.matrix, *keys = scratch.keys;
   if (head.has_w && start < pending_start) {
     if (start < open_start) {
       copy_row(head.carry(chunk), width * width, matrix);
-      if (pending_start > open_start) multiply_rows(matrix, width, head.open, width, matrix);
+      if (pending_start > open_start) multiply_rows(matrix, width, head.open, width, matrix, scratch.product);
     } else {
       set_identity(matrix, width);
     }
-    if (length > pending_start) multiply_rows(matrix, width, head.pending, width, matrix);
+    if (length > pending_start) multiply_rows(matrix, width, head.pending, width, matrix, scratch.product);
   }
   for (int64_t block = start; block < end; block += kDecodeBlock) {
     const int64_t count = std::max<int64_t>(0, std::min({end, length, block + kDecodeBlock}) - block);
     if (!head.has_w) {
       read_row(head.keys + block * width, count * width, keys);
     } else if (block < open_start) {
-      multiply_rows(head.keys + block * width, count, matrix, width, keys);
+      multiply_rows(head.keys + block * width, count, matrix, width, keys, scratch.product);
     } else if (block < pending_start) {
-      multiply_rows(head.open_keys + (block - open_start) * width, count, matrix, width, keys);
+      multiply_rows(head.open_keys + (block - open_start) * width, count, matrix, width, keys, scratch.product);
     } else {
       copy_row(head.open_keys + (block - open_start) * width, count * width, keys);
     }
@@ -51,7 +70,7 @@ void carry_chunk(const HeadState<Stored>& head, int64_t length, int64_t chunk, i
 void run_chunk(const DecodingState& state, int64_t head, int64_t chunk, int64_t tokens, const View& out, void* scratch) {
   visit_stored_type(state.dtype, [&](auto stored) {
     const HeadState<decltype(stored)> typed(state, head);
-    carry_chunk(typed, state.lengths[typed.sequence], chunk, tokens, out, static_cast<ComputeOf<decltype(stored)>*>(scratch));
+    carry_chunk(typed, state.lengths[typed.sequence], chunk, tokens, out, CarriedKeysScratch<ComputeOf<decltype(stored)>>(state.key_width, scratch));
   });
 }
 
@@ -65,7 +84,8 @@ namespace {
 HWY_EXPORT(run_chunk);
 
 size_t scratch_bytes(const DecodingState& state) {
-  return static_cast<size_t>(state.key_width * (state.key_width + kDecodeBlock)) * (state.dtype == DType::kFloat64 ? sizeof(double) : sizeof(float));
+  return state.dtype == DType::kFloat64 ? CarriedKeysScratch<double>(state.key_width, nullptr).bytes
+                                        : CarriedKeysScratch<float>(state.key_width, nullptr).bytes;
 }
 
 }  // namespace

@@ -33,13 +33,13 @@ void append_key(const DecodePass& pass, const HeadState<Stored>& head, int64_t t
 
 // The full pending block joins the rest of the open chunk, which is carried over it.
 template <typename Stored>
-void close_block(const HeadState<Stored>& head, int64_t block_start) {
+void close_block(const HeadState<Stored>& head, int64_t block_start, const ProductScratch<ComputeOf<Stored>>& scratch) {
   const int64_t width = head.key_width;
   if (block_start == 0) {
     copy_row(head.pending, width * width, head.open);
   } else {
-    multiply_rows(head.open_keys, block_start, head.pending, width, head.open_keys);
-    multiply_rows(head.open, width, head.pending, width, head.open);
+    multiply_rows(head.open_keys, block_start, head.pending, width, head.open_keys, scratch);
+    multiply_rows(head.open, width, head.pending, width, head.open, scratch);
   }
 }
 
@@ -101,7 +101,7 @@ void append(const DecodePass& pass, int64_t task, int worker) {
       exponentiate(scores, index + 1, parts.highest + i, parts.sums + i);
     }
     weighted_rows(scratch.scores, kDecodeChunk, group, head.values + chunk_start * head.value_width, index + 1, head.value_width, parts.outputs);
-    if (head.has_w && index % kDecodeBlock == kDecodeBlock - 1) close_block(head, block_start);
+    if (head.has_w && index % kDecodeBlock == kDecodeBlock - 1) close_block(head, block_start, scratch.product);
   }
 }
 
@@ -160,14 +160,14 @@ void combine(const DecodePass& pass, int64_t task, int worker) {
 }
 
 template <typename Stored>
-void close_chunk(const DecodePass& pass, int64_t task) {
+void close_chunk(const DecodePass& pass, int64_t task, int worker) {
   const int64_t page = task % (pass.num_pages + 1);
   const HeadState<Stored> head(pass.state, task / (pass.num_pages + 1));
   const int64_t length = pass.state.lengths[head.sequence], width = head.key_width, open_page = length / kDecodeChunk;
   if (page > open_page || (length + pass.counts[head.sequence]) / kDecodeChunk == open_page) return;
   if (page < open_page) {
-    if (head.has_w) multiply_rows(head.carry(page), width, head.open, width, head.carry(page));
-    return;
+    if (!head.has_w) return;
+    return multiply_rows(head.carry(page), width, head.open, width, head.carry(page), WorkerScratch<ComputeOf<Stored>>(pass, worker).product);
   }
   if (head.has_w) {
     write_row(head.open_keys, kDecodeChunk * width, head.keys + page * kDecodeChunk * width);
@@ -186,7 +186,7 @@ void run_typed(const DecodePass& pass, DecodeStage stage, int64_t task, int work
     case DecodeStage::kCombine:
       return combine<Stored>(pass, task, worker);
     case DecodeStage::kClose:
-      return close_chunk<Stored>(pass, task);
+      return close_chunk<Stored>(pass, task, worker);
   }
 }
 

@@ -180,7 +180,8 @@ void measure(const Threads& threads, DType dtype, int64_t query_heads, int64_t k
             .value_width = kWidth,
             .dtype = dtype,
             .scale = 1 / std::sqrt(static_cast<double>(kWidth))};
-  std::vector<std::byte> memory(decode_workspace_size(p, cache.state, threads.count) + 64);
+  std::vector<std::byte> memory(
+      64 + std::max(decode_workspace_size(p, cache.state, threads.count), carried_keys_workspace_size(cache.state, threads.count)));
   void* workspace = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
   const Executor executor{threads.count, threads};
 
@@ -190,8 +191,7 @@ void measure(const Threads& threads, DType dtype, int64_t query_heads, int64_t k
   if (rewrite_too) {
     keys.resize(key_heads * cache.capacity * kWidth);
     values = cache.single[1];
-    std::vector<std::byte> more(carried_keys_workspace_size(cache.state, threads.count));
-    if (!carried_keys(cache.state, cache.capacity, {keys.data(), 0, kWidth, cache.capacity * kWidth}, more.data(), executor).ok()) std::exit(1);
+    if (!carried_keys(cache.state, cache.capacity, {keys.data(), 0, kWidth, cache.capacity * kWidth}, workspace, executor).ok()) std::exit(1);
   }
   test::Random random(2);
   const double bytes = bytes_of_step(cache);

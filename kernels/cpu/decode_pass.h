@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/cpu/layout.h"
+#include "kernels/cpu/product_scratch.h"
 #include "kernels/decoding_state.h"
 #include "kernels/problem.h"
 
@@ -45,15 +46,19 @@ struct Parts {
 template <typename Compute>
 struct WorkerScratch {
   Compute *w, *queries, *scores, *decays;  // [K], [max_rows, max(K, V)], [max_rows, C], [C]
+  ProductScratch<Compute> product;
   size_t bytes;
-  WorkerScratch(const DecodePass& pass, int worker) {
-    Arena pieces(pass.scratch ? pass.scratch + worker * pass.scratch_bytes : nullptr);
-    w = pieces.take<Compute>(pass.state.key_width);
-    queries = pieces.take<Compute>(pass.max_rows * std::max(pass.state.key_width, pass.state.value_width));
-    scores = pieces.take<Compute>(pass.max_rows * kDecodeChunk);
-    decays = pieces.take<Compute>(kDecodeChunk);
-    bytes = pieces.used();
-  }
+  WorkerScratch(const DecodePass& pass, int worker)
+      : WorkerScratch(pass, Arena(pass.scratch ? pass.scratch + worker * pass.scratch_bytes : nullptr)) {}
+
+ private:
+  WorkerScratch(const DecodePass& pass, Arena pieces)
+      : w(pieces.take<Compute>(pass.state.key_width)),
+        queries(pieces.take<Compute>(pass.max_rows * std::max(pass.state.key_width, pass.state.value_width))),
+        scores(pieces.take<Compute>(pass.max_rows * kDecodeChunk)),
+        decays(pieces.take<Compute>(kDecodeChunk)),
+        product(pieces, pass.state.key_width),
+        bytes(pieces.used()) {}
 };
 
 // The pass, and the bytes of workspace it takes.

@@ -23,8 +23,8 @@ inline float to_compute(BFloat16 x) { return std::bit_cast<float>(static_cast<ui
 // Rounds to nearest, ties to even; a NaN stays a NaN.
 inline BFloat16 to_bfloat16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
-  if (x != x) return {static_cast<uint16_t>((bits >> 16) | 0x40)};
-  return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded)};
 }
 
 template <typename Stored>

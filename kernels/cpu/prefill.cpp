@@ -12,6 +12,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/head_state.h"
 #include "kernels/cpu/layout.h"
+#include "kernels/cpu/product_scratch.h"
 #include "kernels/cpu/rows-inl.h"
 
 #ifndef PATHATTN_KERNELS_CPU_PREFILL_SCRATCH_
@@ -21,15 +22,18 @@ namespace pathattn::cpu {
 template <typename Compute>
 struct PrefillScratch {
   Compute *keys, *matrix;  // [max(C, K), K], [K, K]
+  ProductScratch<Compute> product;
   void* run_scratch;
   size_t bytes;
-  PrefillScratch(const Problem& p, void* memory) {
-    Arena pieces(memory);
-    keys = pieces.take<Compute>(std::max(kDecodeChunk, p.key_width) * p.key_width);
-    matrix = pieces.take<Compute>(p.key_width * p.key_width);
-    run_scratch = pieces.take<unsigned char>(static_cast<int64_t>(carry_run_scratch_size(p.dtype, p.key_width)));
-    bytes = pieces.used();
-  }
+  PrefillScratch(const Problem& p, void* memory) : PrefillScratch(p, Arena(memory)) {}
+
+ private:
+  PrefillScratch(const Problem& p, Arena pieces)
+      : keys(pieces.take<Compute>(std::max(kDecodeChunk, p.key_width) * p.key_width)),
+        matrix(pieces.take<Compute>(p.key_width * p.key_width)),
+        product(pieces, p.key_width),
+        run_scratch(pieces.take<unsigned char>(static_cast<int64_t>(carry_run_scratch_size(p.dtype, p.key_width)))),
+        bytes(pieces.used()) {}
 };
 
 }  // namespace pathattn::cpu
@@ -98,7 +102,7 @@ void build_carries(const ForwardArguments& a, const HeadState<Stored>& head, con
   ComputeOf<Stored>*carry = scratch.matrix, *older = scratch.keys;
   set_identity(carry, width);
   for (int64_t chunk = document(a.problem, head.sequence).tokens / kDecodeChunk - 1; chunk >= 0; --chunk) {
-    if (chunk > 0) multiply_rows(head.carry(chunk), width, carry, width, older);
+    if (chunk > 0) multiply_rows(head.carry(chunk), width, carry, width, older, scratch.product);
     copy_row(carry, width * width, head.carry(chunk));
     std::swap(carry, older);
   }

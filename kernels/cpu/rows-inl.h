@@ -10,9 +10,10 @@
 #include <cstdint>
 #include <limits>
 
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/element.h"
+#include "kernels/cpu/product_scratch.h"
+#include "kernels/cpu/simd-inl.h"
 #include "kernels/problem.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -189,58 +190,19 @@ HWY_NOINLINE void reflect_rows(Compute* rows, int64_t num_rows, int64_t width, c
   }
 }
 
-template <int kRows, int kVectors, typename Compute>
-HWY_INLINE void multiply_tile(const Compute* rows, const Compute* matrix, int64_t width, Compute* out) {
-  const Tag<Compute> d;
-  const int64_t lanes = num_lanes<Compute>();
-  Vector<Compute> sums[kRows][kVectors];
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
-  }
-  for (int64_t c = 0; c < width; ++c) {
-    Vector<Compute> column[kVectors];
-    for (int v = 0; v < kVectors; ++v) column[v] = load(matrix + c * width + v * lanes);
-    for (int r = 0; r < kRows; ++r) {
-      const Vector<Compute> factor = hn::Set(d, rows[r * width + c]);
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(factor, column[v], sums[r][v]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[r][v], d, out + r * width + v * lanes);
-  }
-}
-
-template <int kRows, typename Compute>
-HWY_INLINE void multiply_panel(const Compute* rows, const Compute* matrix, int64_t width, Compute* out) {
-  const int64_t lanes = num_lanes<Compute>();
-  int64_t c = 0;
-  for (; c + 2 * lanes <= width; c += 2 * lanes) multiply_tile<kRows, 2>(rows, matrix + c, width, out + c);
-  for (; c + lanes <= width; c += lanes) multiply_tile<kRows, 1>(rows, matrix + c, width, out + c);
-  for (; c < width; ++c) {
-    for (int r = 0; r < kRows; ++r) {
-      Compute sum = 0;
-      for (int64_t e = 0; e < width; ++e) sum += rows[r * width + e] * matrix[e * width + c];
-      out[r * width + c] = sum;
-    }
-  }
-}
-
-// out[r] = rows[r] matrix, matrix [width, width]; out may be rows. out has the compute type or that of rows.
+// out[r] = in[r] matrix, matrix [width, width]; out may be in. out has the compute type or that of in.
 template <typename Stored, typename Out>
-HWY_NOINLINE void multiply_rows(const Stored* rows, int64_t num_rows, const ComputeOf<Stored>* matrix, int64_t width, Out* out) {
+HWY_NOINLINE void multiply_rows(const Stored* in, int64_t num_rows, const ComputeOf<Stored>* matrix, int64_t width, Out* out,
+                                const ProductScratch<ComputeOf<Stored>>& scratch) {
   using Compute = ComputeOf<Stored>;
-  constexpr int64_t kTogether = 4;
-  HWY_ALIGN Compute in[kTogether * kMaxHeadWidth];
-  HWY_ALIGN Compute products[kTogether * kMaxHeadWidth];
-  for (int64_t r = 0; r < num_rows; r += kTogether) {
-    const int64_t count = HWY_MIN(num_rows - r, kTogether);
-    read_row(rows + r * width, count * width, in);
-    if (count == kTogether) {
-      multiply_panel<kTogether>(in, matrix, width, products);
-    } else {
-      for (int64_t j = 0; j < count; ++j) multiply_panel<1>(in + j * width, matrix, width, products + j * width);
-    }
-    write_row(products, count * width, out + r * width);
+  const int64_t stride = row_stride<Compute>(width), wide = padded<Compute>(width);
+  load_rows(matrix, kDTypeOf<Compute>, width, width, width, Compute(1), scratch.matrix, stride, width, wide);
+  const Compute* packed = scratch.matrix;
+  for (int64_t r = 0; r < num_rows; r += ProductScratch<Compute>::kRows) {
+    const int64_t count = HWY_MIN(num_rows - r, ProductScratch<Compute>::kRows);
+    for (int64_t j = 0; j < count; ++j) read_row(in + (r + j) * width, width, scratch.rows + j * stride);
+    multiply(Into::kSet, count, wide, width, left(scratch.rows, stride), rows(packed, stride), rows(scratch.products, stride));
+    for (int64_t j = 0; j < count; ++j) write_row(scratch.products + j * stride, width, out + (r + j) * width);
   }
 }
 
@@ -274,12 +236,11 @@ HWY_NOINLINE void exponentiate(Compute* scores, int64_t num_keys, Compute* highe
   const int64_t lanes = num_lanes<Compute>();
   Compute top = std::numeric_limits<Compute>::lowest();
   for (int64_t j = 0; j < num_keys; ++j) top = scores[j] > top ? scores[j] : top;
-  const Vector<Compute> far_below = hn::Set(d, static_cast<Compute>(-2000));  // its exponential is 0 in either type
   Vector<Compute> sums = hn::Zero(d);
   for (int64_t j = 0; j < num_keys; j += lanes) {
     const int64_t count = num_keys - j;
     const Vector<Compute> x = hn::Sub(load_some(scores + j, count), hn::Set(d, top));
-    Vector<Compute> e = hn::IfThenElse(hn::Eq(x, x), hn::Exp(d, hn::Max(x, far_below)), x);  // a NaN stays one
+    Vector<Compute> e = exp(d, x);
     if (count < lanes) e = hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(count)), e);
     sums = hn::Add(sums, e);
     store_some(e, scores + j, count);

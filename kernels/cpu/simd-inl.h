@@ -7,10 +7,10 @@
 #define PATHATTN_CPU_SIMD_INL_H_
 #endif
 
-#include <bit>
 #include <cstring>
 #include <limits>
 
+#include "kernels/cpu/element.h"
 #include "kernels/cpu/gemm-inl.h"
 #include "kernels/cpu/layout.h"
 
@@ -57,22 +57,14 @@ HWY_INLINE hn::Vec<D> exp(D d, hn::Vec<D> x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kDouble ? T(-700) : T(-86))), y);
 }
 
-inline float bfloat16_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-// To nearest, ties to even; a NaN stays one.
-inline uint16_t float_to_bfloat16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
-}
-
 // out[i][0 .. width) = factor * row i of `from`, then zeros up to `padded_width`, and zero rows up to `padded_rows`.
 template <typename T>
 void load_rows(const void* from, DType dtype, int64_t from_stride, int64_t num_rows, int64_t width, T factor, T* HWY_RESTRICT out, int64_t stride,
                int64_t padded_rows, int64_t padded_width) {
   for (int64_t i = 0; i < num_rows; ++i, out += stride) {
     if (dtype == DType::kBFloat16) {
-      const uint16_t* row = static_cast<const uint16_t*>(from) + i * from_stride;
-      for (int64_t c = 0; c < width; ++c) out[c] = factor * static_cast<T>(bfloat16_to_float(row[c]));
+      const BFloat16* row = static_cast<const BFloat16*>(from) + i * from_stride;
+      for (int64_t c = 0; c < width; ++c) out[c] = factor * static_cast<T>(to_compute(row[c]));
     } else {
       const T* row = static_cast<const T*>(from) + i * from_stride;
       for (int64_t c = 0; c < width; ++c) out[c] = factor * row[c];
@@ -88,8 +80,8 @@ void store_rows(const T* HWY_RESTRICT from, int64_t stride, int64_t num_rows, in
   for (int64_t i = 0; i < num_rows; ++i, from += stride) {
     const T f = factor(i);
     if (dtype == DType::kBFloat16) {
-      uint16_t* row = static_cast<uint16_t*>(to) + i * to_stride;
-      for (int64_t c = 0; c < width; ++c) row[c] = float_to_bfloat16(static_cast<float>(f * from[c]));
+      BFloat16* row = static_cast<BFloat16*>(to) + i * to_stride;
+      for (int64_t c = 0; c < width; ++c) row[c] = to_bfloat16(static_cast<float>(f * from[c]));
     } else {
       T* row = static_cast<T*>(to) + i * to_stride;
       for (int64_t c = 0; c < width; ++c) row[c] = f * from[c];
