@@ -13,7 +13,7 @@ namespace pathattn {
 struct GenerateOptions {
   int64_t max_new_tokens = 200;
   uint64_t seed = 0;
-  SamplingOptions sampling;
+  SamplingOptions sampling = {};
 };
 
 // Called with each new token as soon as it is drawn; `prompt` counts from 0.
