@@ -150,10 +150,8 @@ class BackwardWork {
       lse[i] = i < m ? *element<T>(a_.lse, c.unit, head, first + i) : kInfinity<T>;
       delta[i] = sum;
     }
-    if (gated_) {
-      std::memset(to.d_gate_rows + token_at(c, member, tile), 0, kTile * sizeof(double));
-      std::memset(to.d_gate_keys + token_at(c, member, tile), 0, kTile * sizeof(double));
-    }
+    std::memset(to.d_row_sums + token_at(c, member, tile), 0, kTile * sizeof(double));
+    std::memset(to.d_key_sums + token_at(c, member, tile), 0, kTile * sizeof(double));
     if (!has_w_) {
       pack_columns(q, k_stride_, padded_rows, width, to.q_columns + columns_at(c, member, tile, width));
       return;
@@ -262,14 +260,14 @@ class BackwardWork {
             u.lse + token,
             u.delta + token,
             dq,
-            gated_ ? u.d_gate_rows + token : nullptr};
+            gated_ || corrects_ ? u.d_row_sums + token : nullptr};
   }
 
   void add(const Context& c, int64_t member, int64_t query, const QueryTile<T>& queries, int64_t key, const T* k, T* dk) const {
     const BackwardUnit<T>& u = c.in;
     const BackwardScratch<T>& s = c.s;
     const KeyTile<T> keys{k, u.v + key * kTile * v_stride_, dk, u.dv + key * kTile * v_stride_,
-                          gated_ ? u.d_gate_keys + token_at(c, member, key) : nullptr};
+                          gated_ ? u.d_key_sums + token_at(c, member, key) : nullptr};
     HWY_ALIGN T key_gate[kTile];
     if (gated_) {
       gates_of_rows(gates(c, member), query * kTile, queries.m, s.row_gate);
@@ -467,8 +465,9 @@ class BackwardWork {
       const int64_t token = token_at(c, member, tile), head = unit.head * group_ + member;
       T* dq = u.dq + k_at(c, member, tile);
       load_tile<T>(p_.dtype, a_.q, unit, head, first, m, width, static_cast<T>(p_.scale), s.q, padded_rows);
+      for (int64_t i = 0; i < m; ++i) s.d_lse[i] = a_.d_lse.data ? *element<T>(a_.d_lse, unit, head, first + i) : T(0);
       add_own_tile(own, s.q, u.d_o + v_at(c, member, tile), u.lse + token, u.delta + token, gates(c, member), s.row_gate, dq, s.dq,
-                   u.d_gate_rows + token, u.d_gate_keys + token);
+                   u.d_row_sums + token, u.d_key_sums + token, corrects_ ? s.d_lse : nullptr);
       store_tile(p_.dtype, dq, m, width, [&](int64_t) { return static_cast<T>(p_.scale); }, a_.dq, unit, head, first);
     }
     const auto one = [](int64_t) { return T(1); };
@@ -502,8 +501,8 @@ class BackwardWork {
   // A pair's gate sums g from the token after the key to the query: dg_t = sum over queries from t on minus sum over keys from t on. Nothing
   // passes a gate that closes for good.
   void finish_gates(const Context& c, int64_t member) const {
-    const double* by_row = c.in.d_gate_rows + token_at(c, member, 0);
-    const double* by_key = c.in.d_gate_keys + token_at(c, member, 0);
+    const double* by_row = c.in.d_row_sums + token_at(c, member, 0);
+    const double* by_key = c.in.d_key_sums + token_at(c, member, 0);
     const int32_t* cuts = gates(c, member).cuts;
     const double factor = p_.gate_scaled ? p_.scale : 1;
     T* dg = element<T>(View{a_.dg}, c.unit, c.unit.head * group_ + member, 0);
@@ -517,6 +516,7 @@ class BackwardWork {
   const BackwardArguments& a_;
   const Problem& p_;
   const bool has_w_, gated_;
+  const bool corrects_ = p_.dtype == DType::kBFloat16;  // delta, for what o's rounding did to it
   const int64_t group_ = p_.query_heads / p_.key_heads, k_stride_ = row_stride<T>(p_.key_width), v_stride_ = row_stride<T>(p_.value_width);
   const BackwardWorkspace<T> memory_;
 };

@@ -26,7 +26,7 @@ struct BackwardUnit {
   T *products[kMaxLevels], *d_products[kMaxLevels];  // G of each node and its gradient
   T *moved, *d_moved;                  // keys carried further to a later node of their level, and their gradient
   T *between, *d_between;              // products of the nodes between two of a group, [groups of the level][kFan][kFan]
-  double *gate_sums, *gate_rests, *d_gate_rows, *d_gate_keys;  // [group][tokens]
+  double *gate_sums, *gate_rests, *d_row_sums, *d_key_sums;  // [group][tokens]; the last two: sums of dS over keys, over queries
   int32_t* gate_cuts;
 
   BackwardUnit() = default;
@@ -67,7 +67,7 @@ struct BackwardUnit {
       k = arena.take<T>(k_rows);
       q_columns = arena.take<T>(group * k_columns);
     }
-    for (double** sums : {&gate_sums, &gate_rests, &d_gate_rows, &d_gate_keys}) *sums = arena.take<double>(group * tokens);
+    for (double** sums : {&gate_sums, &gate_rests, &d_row_sums, &d_key_sums}) *sums = arena.take<double>(group * tokens);
     gate_cuts = arena.take<int32_t>(group * tokens);
   }
 };
@@ -75,7 +75,7 @@ struct BackwardUnit {
 template <typename T>
 struct BackwardScratch {
   T *scores, *d_scores;                            // [kTile][kTile]
-  T *row_gate, *beta, *d_beta;                     // [kTile]
+  T *row_gate, *beta, *d_beta, *d_lse;             // [kTile]
   T *w, *w_columns, *k, *k_columns, *v_columns, *q, *o;  // a tile of inputs
   T *u_columns, *x_columns, *dk_columns;
   T *r, *d_r, *ww, *wk, *dx, *e;                   // [kTile][kTile]
@@ -88,7 +88,7 @@ struct BackwardScratch {
   BackwardScratch(Arena& arena, const Problem& p) {
     const int64_t wide = std::max(row_stride<T>(p.key_width), row_stride<T>(p.value_width)), matrix_size = wide * round_up(wide, kMaxPanel);
     for (T** a : {&scores, &d_scores, &r, &d_r, &ww, &wk, &dx, &e, &x_columns}) *a = arena.take<T>(kTile * kTile);
-    for (T** a : {&row_gate, &beta, &d_beta}) *a = arena.take<T>(kTile);
+    for (T** a : {&row_gate, &beta, &d_beta, &d_lse}) *a = arena.take<T>(kTile);
     for (T** a : {&w, &w_columns, &k, &k_columns, &v_columns, &q, &o, &u_columns, &dk_columns, &du, &dw, &dq, &dk, &chain_columns}) {
       *a = arena.take<T>(kTile * wide);
     }

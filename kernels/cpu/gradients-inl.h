@@ -70,14 +70,14 @@ struct QueryTile {
   const T *d_o, *d_o_columns;
   const T *lse, *delta;        // [padded_rows]
   T* dq;                       // rows, added to
-  double* d_gate;              // [m], added to; null without gate
+  double* d_sums;              // [m] sums of dS over keys, added to; null if nobody needs them
 };
 // A whole tile of keys, in the frame of the queries.
 template <typename T>
 struct KeyTile {
   const T *k, *v;
-  T *dk, *dv;  // added to
-  double* d_gate;
+  T *dk, *dv;      // added to
+  double* d_sums;  // [kTile] sums of dS over queries, added to; null without gate
 };
 
 // row_gate, key_gate: [kTile] as gates_of_rows and gates_of_keys give them; null without gate. scores, d_scores: [kTile][kTile] scratch.
@@ -92,7 +92,7 @@ void add_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, int64_t k_wid
   multiply<T>(Into::kSet, kTile, n, k_width, left(keys.k, k_stride), columns(queries.q_columns, k_width), rows(scores, kTile));
   multiply<T>(Into::kSet, kTile, n, v_width, left(keys.v, v_stride), columns(queries.d_o_columns, v_width), rows(d_scores, kTile));
   HWY_ALIGN T offset[kTile];
-  HWY_ALIGN T d_row_gate[kTile] = {};
+  HWY_ALIGN T sums[kTile] = {};
   for (int64_t j = 0; j < n; ++j) offset[j] = (row_gate && j < queries.m ? row_gate[j] : T(0)) - queries.lse[j];
   for (int64_t i = 0; i < kTile; ++i) {
     T *s = scores + i * kTile, *ds = d_scores + i * kTile;
@@ -103,14 +103,12 @@ void add_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, int64_t k_wid
       const V dp = hn::Mul(p, hn::Sub(hn::Load(d, ds + j), hn::Load(d, queries.delta + j)));
       hn::Store(p, d, s + j);
       hn::Store(dp, d, ds + j);
-      if (key_gate) {
-        d_mine = hn::Add(d_mine, dp);
-        hn::Store(hn::Add(hn::Load(d, d_row_gate + j), dp), d, d_row_gate + j);
-      }
+      if (queries.d_sums) hn::Store(hn::Add(hn::Load(d, sums + j), dp), d, sums + j);
+      if (keys.d_sums) d_mine = hn::Add(d_mine, dp);
     }
-    if (key_gate) keys.d_gate[i] += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, d_mine)));
+    if (keys.d_sums) keys.d_sums[i] += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, d_mine)));
   }
-  for (int64_t j = 0; key_gate && j < queries.m; ++j) queries.d_gate[j] += static_cast<double>(d_row_gate[j]);
+  for (int64_t j = 0; queries.d_sums && j < queries.m; ++j) queries.d_sums[j] += static_cast<double>(sums[j]);
   multiply<T>(Into::kAdd, kTile, padded<T>(v_width), n, left<T>(scores, kTile), rows(queries.d_o, v_stride), rows(keys.dv, v_stride));
   multiply<T>(Into::kAdd, kTile, padded<T>(k_width), n, left<T>(d_scores, kTile), rows(queries.q, k_stride), rows(keys.dk, k_stride));
   multiply<T>(Into::kAdd, n, padded<T>(k_width), kTile, transposed<T>(d_scores, kTile), rows(keys.k, k_stride), rows(queries.dq, k_stride));
@@ -126,12 +124,14 @@ struct OwnTile {
   T *scores, *d_scores, *r, *d_r;  // scratch [kTile][kTile]
 };
 
-// One query head's own tile. q: scaled queries; dq: dQ<- on entry, the gradient of q on return; d_q_start: scratch rows.
+// One query head's own tile. q: scaled queries; dq: dQ<- on entry, the gradient of q on return; d_q_start: scratch rows. d_row_sums, d_key_sums:
+// as in add_pair. expected_sums: what the sums of dS over all of a row's keys have to be, d_lse, or null; o in bfloat16 leaves delta, and so dS / P,
+// off by a constant of the row, which is seen in that sum and taken out here, where a row's weights are largest.
 //   R = tril(Q W^T)   A = tril(Q K^T - R X)   dR = tril(-dQ<- U^T - dA X^T)
 //   dq = dQ<- + dA K + dR W   dk += dA^T Q   du -= R^T dQ<-   dx -= R^T dA   dw += dR^T Q
 template <typename T>
 void add_own_tile(const OwnTile<T>& t, const T* q, const T* d_o, const T* lse, const T* delta, const Gates& gates, T* key_gate, T* dq, T* d_q_start,
-                  double* d_gate_rows, double* d_gate_keys) {
+                  double* d_row_sums, double* d_key_sums, const T* expected_sums) {
   const int64_t m = t.padded_rows, k_stride = row_stride<T>(t.k_width), v_stride = row_stride<T>(t.v_width), wide = padded<T>(t.k_width);
   multiply_lower<T>(Into::kSet, m, t.k_width, left(q, k_stride), columns(t.k_columns, t.k_width), t.scores, kTile);
   multiply_lower<T>(Into::kSet, m, t.v_width, left(d_o, v_stride), columns(t.v_columns, t.v_width), t.d_scores, kTile);
@@ -160,9 +160,16 @@ void add_own_tile(const OwnTile<T>& t, const T* q, const T* d_o, const T* lse, c
     }
     for (int64_t j = end; j < m; ++j) s[j] = ds[j] = 0;
     for (int64_t j = i + 1; j < end; ++j) ds[j] = 0;
-    for (int64_t j = 0; gates.sums && i < t.m && j <= i; ++j) {
-      d_gate_rows[i] += static_cast<double>(ds[j]);
-      d_gate_keys[j] += static_cast<double>(ds[j]);
+    if (i >= t.m) continue;
+    if (expected_sums) {
+      double sum = d_row_sums[i];
+      for (int64_t j = 0; j <= i; ++j) sum += static_cast<double>(ds[j]);
+      const T missing = expected_sums[i] - static_cast<T>(sum);
+      for (int64_t j = 0; j <= i; ++j) ds[j] += missing * s[j];
+    }
+    for (int64_t j = 0; gates.sums && j <= i; ++j) {
+      d_row_sums[i] += static_cast<double>(ds[j]);
+      d_key_sums[j] += static_cast<double>(ds[j]);
     }
   }
   const Panels<T> dq_rows = rows(dq, k_stride);
