@@ -27,9 +27,6 @@ test: build  ## every test; the last line counts them
 bench: build  ## time the CPU kernels against torch, on an otherwise idle machine; ends in runs/bench/
 	@PATHATTN_BUILD="$(BUILD)" $(python) benchmarks/attention_cpu.py
 
-bench: build  ## time attention on this CPU against torch; writes runs/bench/
-	@PATHATTN_BUILD=$(BUILD) $(python) benchmarks/attention_cpu.py
-
 demo: build  ## train and compare PaTH with RoPE in 10 minutes; ends in runs/demo/report.html
 	@$(python) scripts/demo.py $(BUILD)/pathattn runs/demo
 
