@@ -34,7 +34,7 @@ demo-full: build  ## the same with every kind of attention and twice the steps
 	@$(python) scripts/demo.py $(BUILD)/pathattn runs/demo-full --full
 
 format: setup  ## clang-format all sources
-	@git ls-files -z '*.h' '*.cpp' | xargs -0 $(or $(wildcard $(dir $(python))clang-format),clang-format) -i
+	@git ls-files -z '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -0 $(or $(wildcard $(dir $(python))clang-format),clang-format) -i
 
 clean:  ## remove build folders (runs/ and .venv stay)
 	@rm -rf build
