@@ -1,0 +1,108 @@
+// pathattn evaluate
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "cli/commands.h"
+#include "cli/model_directory.h"
+#include "data/text_windows.h"
+#include "evaluate/bits_by_position.h"
+#include "evaluate/flip_flop_error.h"
+#include "model/checkpoint.h"
+#include "model/parameters.h"
+#include "train/settings.h"
+
+namespace pathattn {
+namespace {
+namespace fs = std::filesystem;
+using json = nlohmann::ordered_json;  // ranges of position in their order
+
+struct Arguments {
+  std::string model, recipe, output;
+  std::vector<std::string> overrides;
+  int64_t num_sequences = 0, num_windows = 128;
+  std::vector<int64_t> positions = {128, 256, 512, 1024, 1536, 2048};
+};
+
+// The training that made the model, if it lies in a checkpoint; an empty object otherwise.
+json read_training(const fs::path& directory) {
+  return fs::exists(directory / "trainer.json") ? json::parse(read_file(directory / "trainer.json")) : json::object();
+}
+
+Recipe find_recipe(const Arguments& arguments, const fs::path& directory, const json& training) {
+  if (!arguments.recipe.empty()) return Recipe::load(arguments.recipe, arguments.overrides);
+  if (!arguments.overrides.empty()) fail("--set needs --recipe, whose fields it changes");
+  if (!training.contains("recipe")) fail("{} does not say what it was trained on: name a --recipe with its data", directory.string());
+  return Recipe::from_json(training.at("recipe"), (directory / "trainer.json").string());
+}
+
+json evaluate_text(const Arguments& arguments, const LanguageModel& model, Recipe& recipe, int64_t training_length) {
+  const std::vector<int64_t>& edges = arguments.positions;
+  if (edges.size() < 2 || edges.front() < 0 || std::adjacent_find(edges.begin(), edges.end(), std::greater_equal<>()) != edges.end()) {
+    fail("--positions must be at least two rising numbers, for example 128,256,512");
+  }
+  if (model.config().vocabulary_size != kNumByteTokens) {
+    fail("the model has {} tokens, text as bytes {}: evaluate it on what it was trained on", model.config().vocabulary_size, kNumByteTokens);
+  }
+  const Batch windows = evaluation_windows(read_text(recipe).validation, arguments.num_windows, edges.back());
+  return {{"task", "text"},
+          {"training_length", training_length},
+          {"windows", windows.tokens.size(0)},
+          {"bits_per_byte", evaluate_bits_by_position(model, windows, edges)}};
+}
+
+void print_table(const json& result) {
+  const bool is_text = result.contains("bits_per_byte");
+  fmt::print(stderr, "{:<18}{}\n", is_text ? "position" : "test set", is_text ? "bits per byte" : "error");
+  for (const auto& [name, value] : (is_text ? result.at("bits_per_byte") : result).items()) {
+    if (value.is_number_float()) fmt::print(stderr, "{:<18}{:.3f}{}\n", name, value.get<double>(), is_text ? "" : " %");
+  }
+}
+
+void run(const Arguments& arguments) {
+  const fs::path directory = find_model_directory(arguments.model);
+  json training = read_training(directory);
+  Recipe recipe = find_recipe(arguments, directory, training);
+  const LanguageModel model = load_model(directory);
+  const int64_t training_length = TrainSettings::read(recipe).tokens;
+  const bool is_text = recipe.choice("data.kind", "text", {"text", "flip_flop"}) == "text";
+  json result = is_text ? evaluate_text(arguments, model, recipe, training_length) : json{{"task", "flip_flop"}};
+  if (!is_text) result.update(evaluate_flip_flop(model, arguments.num_sequences));
+  for (const char* internal : {"recipe", "data", "loss"}) training.erase(internal);
+  training["kind"] = name_of(model.config().kind);
+  training["parameters"] = num_parameters(model.config());
+  result["run"] = training;
+
+  print_table(result);
+  const std::string text = result.dump(2) + "\n";
+  if (arguments.output.empty()) std::fputs(text.c_str(), stdout);
+  else write_file_atomically(arguments.output, text);
+}
+
+}  // namespace
+
+void add_evaluate_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("evaluate", "Measure a model on its task: flip-flop error, or bits per byte by position");
+  auto arguments = std::make_shared<Arguments>();
+  command->add_option("MODEL", arguments->model, "A run (its newest checkpoint), or a folder with config.json")->required();
+  command->add_option("-o,--output", arguments->output, "File for the JSON (default: stdout)");
+  command->add_option("--recipe", arguments->recipe, "Where to find the data (default: the recipe the model was trained from)");
+  command->add_option("--set", arguments->overrides, "Override a field of --recipe, section.field=value; may be repeated")->allow_extra_args(false);
+  command->add_option("--sequences", arguments->num_sequences, "Flip-flop: sequences of each test set (default: all)")->check(CLI::PositiveNumber);
+  command->add_option("--windows", arguments->num_windows, "Text: windows of validation text")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--positions", arguments->positions, "Text: limits of the ranges of position; the last is the windows' length")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->footer(
+      "Examples:\n"
+      "  pathattn evaluate runs/flip-flop\n"
+      "  pathattn evaluate runs/text --windows 64 --positions 0,256,1024,4096 --output evaluation.json\n"
+      "A table goes to stderr, JSON to stdout.");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace pathattn

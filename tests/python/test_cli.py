@@ -1,0 +1,229 @@
+"""The pathattn program from outside: help, users' mistakes, stopping at any moment and going on, full disks, evaluation."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+TINY = """
+[model]
+kind = "path"
+hidden_size = 16
+num_layers = 1
+num_heads = 2
+intermediate_size = 32
+[data]
+kind = "flip_flop"
+[train]
+batch_size = 4
+tokens = 32
+steps = 60
+warmup_steps = 30
+checkpoint_every = 10
+validate_every = 20
+gradient_clip = 0.5
+precision = "bf16"
+"""
+KILLS = int(os.environ.get("PATHATTN_KILLS", "12"))  # of the test T08; 200 takes minutes
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture
+def call(build):
+    def call(*arguments, status=0, **options):
+        result = subprocess.run([build / "pathattn", "--threads", "1", *map(str, arguments)], capture_output=True, text=True, timeout=120, **options)
+        assert result.returncode == status, result.stderr
+        return result
+
+    return call
+
+
+def last_line(result):
+    return result.stderr.strip().splitlines()[-1]
+
+
+def logged(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("tokens_per_s", None)
+    return lines
+
+
+def bits(run, step):
+    folder = run / f"checkpoints/step-{step:06}"
+    return [(folder / name).read_bytes() for name in ("model.safetensors", "trainer.safetensors")]
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["generate"], ["logits"]])
+def test_help_has_examples_or_commands(call, command):
+    text = call(*command, "--help").stdout
+    assert ("pathattn " + command[0] if command else "train") in text
+    assert "--help" in text
+
+
+def test_version_names_project_and_torch(call):
+    assert "pathattn 0." in call("--version").stdout and "torch 2." in call("--version").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "subcommand"),
+        (["fly"], "fly"),
+        (["train", "--wings"], "--output"),
+        (["train", "{recipe}", "--output", "{run}", "--wings"], "wings"),
+        (["train", "{recipe}", "--output", "{run}", "--set", "train.lerning_rate=1"], "train.learning_rate"),
+        (["train", "{recipe}", "--output", "{run}", "--set", "modl.kind=path"], "model.kind"),
+        (["train", "{recipe}", "--output", "{run}", "--set", "train.steps=many"], "train.steps"),
+        (["train", "{recipe}", "--output", "{run}", "--set", "train.accumulation=3"], "train.accumulation"),
+        (["train", "{recipe}", "--output", "{run}", "--set", "model.kind=pathh"], "path_fox"),
+        (["train", "{recipe}", "--output", "{run}", "--set", "steps"], "section.field=value"),
+        (["train", "no/such.toml", "--output", "{run}"], "no/such.toml"),
+        (["train", "--output", "{run}"], "RECIPE"),
+        (["train", "--output", "{run}", "--resume"], "run.json"),
+        (["evaluate", "no/such/run"], "no/such/run"),
+        (["evaluate", "/usr"], "config.json"),
+        (["--threads", "0", "evaluate", "x"], "--threads"),
+    ],
+)
+def test_users_mistakes_are_one_line_and_status_2(build, recipe, tmp_path, arguments, message):
+    run = tmp_path / "run"
+    arguments = [str(a).format(recipe=recipe, run=run) for a in arguments]
+    result = subprocess.run([build / "pathattn", *arguments], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2, result.stderr
+    assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith("pathattn: ") and message in result.stderr
+    assert not run.exists()
+
+
+def test_broken_recipe_names_the_line(call, recipe, tmp_path):
+    recipe.write_text(TINY + "steps = = 3\n")
+    assert "line" in last_line(call("train", recipe, "--output", tmp_path / "run", status=2))
+
+
+def test_T02_resume_in_a_new_process_changes_no_bit(call, recipe, tmp_path):
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    call("train", recipe, "--output", straight)
+    call("train", recipe, "--output", stopped)
+    shutil.rmtree(stopped / "checkpoints/step-000060")
+    call("train", recipe, "--output", stopped, "--resume")
+    assert bits(straight, 60) == bits(stopped, 60)
+    assert logged(straight) == logged(stopped)
+    assert [line["step"] for line in logged(stopped) if "loss" in line] == list(range(1, 61))
+
+    again = call("train", "--output", stopped, "--resume")
+    assert "finished already" in again.stderr
+    assert logged(straight) == logged(stopped)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_saves_first(build, call, recipe, tmp_path, number):
+    run = tmp_path / "run"
+    arguments = ["train", recipe, "--output", run, "--set", "train.steps=100000", "--set", "train.checkpoint_every=0"]
+    child = subprocess.Popen([build / "pathattn", "--threads", "1", *arguments], stderr=subprocess.PIPE, text=True)
+    wait_for_line(run / "metrics.jsonl")
+    child.send_signal(number)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 128 + number
+    assert "--resume" in errors
+    record = json.loads((run / "run.json").read_text())
+    assert record["status"] == "interrupted"
+    assert (run / f"checkpoints/step-{record['step']:06}/model.safetensors").exists()
+    assert logged(run)[-1]["step"] == record["step"]
+    call("train", recipe, "--output", run, "--resume", "--set", f"train.steps={record['step'] + 2}", "--set", "train.checkpoint_every=0")
+    assert [line["step"] for line in logged(run) if "loss" in line] == list(range(1, record["step"] + 3))
+
+
+def wait_for_line(path):
+    for _ in range(600):
+        if path.exists() and path.stat().st_size:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{path} stays empty")
+
+
+def test_T08_kill_at_any_moment_keeps_a_whole_checkpoint(build, call, recipe, tmp_path):
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    started = time.monotonic()
+    call("train", recipe, "--output", straight, "--set", "train.checkpoint_every=2")
+    duration = time.monotonic() - started
+    generator = random.Random(8)
+    command = [build / "pathattn", "--threads", "1", "train", recipe, "--output", killed, "--resume", "--set", "train.checkpoint_every=2"]
+    for _ in range(KILLS):
+        child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            _, errors = child.communicate(timeout=generator.uniform(0.3, 1) * duration)
+            assert child.returncode == 0, errors
+            shutil.rmtree(killed)  # finished between the kills: start over
+        except subprocess.TimeoutExpired:
+            child.kill()
+            _, errors = child.communicate()
+        assert "damaged" not in errors
+    call(*command[3:])
+    assert bits(straight, 60) == bits(killed, 60)
+    assert logged(straight) == logged(killed)
+    assert not list((killed / "checkpoints").glob(".*")), "temporaries are left"
+
+
+def test_full_disk_keeps_the_last_good_checkpoint(call, recipe, tmp_path):
+    run = tmp_path / "run"
+    call("train", recipe, "--output", run, "--set", "train.steps=20")
+    before = bits(run, 20)
+    largest = max(len(content) for content in before)
+    limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest // 2, largest // 2))}
+    result = call("train", recipe, "--output", run, "--resume", "--set", "train.steps=40", status=2, **limit)
+    assert "File too large" in last_line(result) and str(run) in last_line(result)
+    assert bits(run, 20) == before
+    call("train", recipe, "--output", run, "--resume", "--set", "train.steps=40")
+    assert [line["step"] for line in logged(run) if "loss" in line] == list(range(1, 41))
+
+
+def test_divergence_is_reported(call, recipe, tmp_path):
+    wild = ["train.learning_rate=100", "train.weight_decay=100", "train.warmup_steps=0", "train.steps=500"]
+    result = call("train", recipe, "--output", tmp_path / "run", *[part for value in wild for part in ("--set", value)], status=2)
+    assert "train.learning_rate" in last_line(result)
+
+
+def test_evaluate_flip_flop(call, recipe, tmp_path):
+    run = tmp_path / "run"
+    call("train", recipe, "--output", run)
+    result = call("evaluate", run, "--sequences", 40)
+    values = json.loads(result.stdout)
+    assert set(values["reads"]) == {"in_distribution", "sparse", "dense"}
+    assert all(0 <= values[name] <= 100 for name in values["reads"])
+    assert values["reads"]["dense"] > values["reads"]["in_distribution"] > values["reads"]["sparse"] >= 40
+    assert values["run"]["steps"] == 60 and values["run"]["kind"] == "path"
+    assert "sparse" in result.stderr
+    call("evaluate", run, "--sequences", 40, "--output", tmp_path / "evaluation.json")
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == values
+
+
+def test_evaluate_text(call, recipe, tmp_path):
+    for i in range(8):
+        (tmp_path / f"{i}.py").write_text(f"value_{i} = {i}\n" * 100)
+    run = tmp_path / "run"
+    text = ["--set", "data={kind='text', files='%s', extensions='.py', validation_fraction=0.3}" % tmp_path]
+    call("train", recipe, "--output", run, *text)
+    values = json.loads(call("evaluate", run, "--positions", "0,32,64,512").stdout)
+    assert list(values["bits_per_byte"]) == ["0-32", "32-64", "64-512"]
+    assert all(0 < value < 9 for value in values["bits_per_byte"].values())
+    assert values["training_length"] == 32
+    assert "rising" in last_line(call("evaluate", run, "--positions", "64,32", status=2))
+
+    model = run / "checkpoints/step-000060"
+    (model / "trainer.json").unlink()
+    assert "--recipe" in last_line(call("evaluate", model, status=2))
+    same = json.loads(call("evaluate", model, "--positions", "0,32,64,512", "--recipe", recipe, *text).stdout)
+    assert same["bits_per_byte"] == values["bits_per_byte"]

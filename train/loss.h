@@ -1,0 +1,20 @@
+// The loss of a batch: cross entropy in nats, averaged over the counted targets of the whole batch, however it is cut.
+#pragma once
+
+#include <cstdint>
+
+#include "data/stream.h"
+#include "model/language_model.h"
+#include "train/optimizer.h"
+
+namespace pathattn {
+
+int64_t count_targets(const Batch& batch);  // those that are not kIgnoreTarget
+
+// The loss. Its gradients are added to the optimizer's sum; activations of one of `micro_batches` equal parts of the rows are held at a time.
+double accumulate_gradients(const LanguageModel& model, AdamW& optimizer, const Batch& batch, int64_t micro_batches);
+
+// The loss over all of `batches`, without gradients.
+double mean_loss(const LanguageModel& model, const std::vector<Batch>& batches);
+
+}  // namespace pathattn

@@ -1,0 +1,46 @@
+#include "train/run_folder.h"
+
+#include <set>
+
+#include "base/error.h"
+#include "base/files.h"
+
+namespace pathattn {
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+void refuse_used_folder(const fs::path& run) {
+  if (fs::exists(run) && !fs::is_directory(run)) fail("{} is a file: choose another --output", run.string());
+  if (!fs::exists(run) || fs::is_empty(run)) return;
+  if (fs::exists(run / "run.json")) fail("{} already holds a run: continue it with --resume, or choose another --output", run.string());
+  fail("{} is not empty: choose another --output", run.string());
+}
+
+void refuse_changed_recipe(const json& then, const json& now) {
+  // Paths of data may change: the data's fingerprint says whether the data did.
+  static const std::set<std::string> kMayChange = {"/data/files",           "/train/steps",     "/train/checkpoint_every",   "/train/keep_checkpoints",
+                                                   "/train/validate_every", "/train/log_every", "/train/validation_batches"};
+  const json old_fields = then.flatten(), new_fields = now.flatten();
+  std::set<std::string> keys;
+  for (const json& fields : {old_fields, new_fields}) {
+    for (const auto& [key, value] : fields.items()) keys.insert(key);
+  }
+  for (const std::string& key : keys) {
+    const json old_value = old_fields.value(key, json("not given")), new_value = new_fields.value(key, json("not given"));
+    if (old_value == new_value || kMayChange.contains(key)) continue;
+    std::string name = key.substr(1);
+    std::replace(name.begin(), name.end(), '/', '.');
+    fail("{} was {} in this run and is {} now: put it back, choose another --output, or add --allow-changes", name, old_value.dump(), new_value.dump());
+  }
+}
+
+void write_record(const fs::path& run, const json& record) { write_file_atomically(run / "run.json", record.dump(2) + "\n"); }
+
+json read_record(const fs::path& run) {
+  if (!fs::exists(run / "run.json")) fail("{} holds no run (there is no run.json): check --output", run.string());
+  const json record = json::parse(read_file(run / "run.json"), nullptr, false);
+  if (!record.is_object()) fail("{} is damaged: it is not a JSON object", (run / "run.json").string());
+  return record;
+}
+
+}  // namespace pathattn

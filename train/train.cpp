@@ -1,0 +1,171 @@
+#include "train/train.h"
+
+#include <chrono>
+#include <cmath>
+#include <optional>
+
+#include "base/error.h"
+#include "base/progress.h"
+#include "data/stream.h"
+#include "model/checkpoint.h"
+#include "model/parameters.h"
+#include "model/tensor_file.h"
+#include "train/checkpoint.h"
+#include "train/interrupt.h"
+#include "train/loss.h"
+#include "train/metrics.h"
+#include "train/optimizer.h"
+#include "train/run_folder.h"
+#include "train/settings.h"
+#include "train/version.h"
+
+namespace pathattn {
+namespace fs = std::filesystem;
+using nlohmann::json;
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// What a run is made of and how far it is.
+struct Run {
+  fs::path folder;
+  json recipe;
+  TrainSettings settings;
+  std::unique_ptr<Stream> data;
+  std::vector<Batch> validation;
+  LanguageModel model;
+  AdamW optimizer;
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  double seconds_before = 0;  // spent by the processes that this one resumes
+  int64_t step = 0, tokens = 0;
+  double loss = NAN;  // of the last step
+  fs::path checkpoint = {};  // the newest one, empty if there is none yet
+
+  double seconds() const { return seconds_before + seconds_since(start); }
+};
+
+LanguageModel make_model(const ModelConfig& config, const TrainSettings& settings, const std::optional<Checkpoint>& checkpoint) {
+  const at::ScalarType compute_type = settings.bf16 ? at::kBFloat16 : at::kFloat;
+  if (!checkpoint) return LanguageModel(config, settings.seed, compute_type);
+  LanguageModel model = load_model(checkpoint->folder, compute_type);
+  if (!(model.config() == config)) fail("the model in {} has another configuration than the recipe's: choose another --output", checkpoint->folder.string());
+  return model;
+}
+
+void go_on_from(Run& run, const Checkpoint& checkpoint, bool allow_changes) {
+  const json& trainer = checkpoint.trainer;
+  if (!allow_changes) refuse_changed_recipe(trainer.at("recipe"), run.recipe);
+  run.data->seek(trainer.at("data"), allow_changes);
+  run.optimizer.load(load_tensors(checkpoint.folder / "trainer.safetensors"), trainer.at("step"));
+  trainer.at("step").get_to(run.step);
+  trainer.at("tokens").get_to(run.tokens);
+  trainer.at("loss").get_to(run.loss);
+  trainer.at("seconds").get_to(run.seconds_before);
+  run.checkpoint = checkpoint.folder;
+}
+
+json describe(const Run& run) {
+  return {{"kind", name_of(run.model.config().kind)},
+          {"parameters", num_parameters(run.model.config())},
+          {"seed", run.settings.seed},
+          {"step", run.step},
+          {"steps", run.settings.steps},
+          {"tokens", run.tokens},
+          {"seconds", std::round(10 * run.seconds()) / 10},
+          {"loss", run.loss},
+          {"versions", {{"pathattn", version()}, {"commit", commit()}, {"torch", torch_version()}}},
+          {"recipe", run.recipe}};
+}
+
+void save(Run& run) {
+  json trainer = describe(run);
+  trainer["data"] = run.data->position();
+  run.checkpoint = save_checkpoint(run.folder, run.model, run.optimizer, trainer, run.settings.keep_checkpoints);
+}
+
+void record(const Run& run, const char* status) {
+  json record = describe(run);
+  record["status"] = status;
+  write_record(run.folder, record);
+}
+
+[[noreturn]] void fail_diverged(const Run& run, const char* quantity, double value) {
+  fail("the {} is {} at step {}: the training diverges; lower train.learning_rate ({}) or lengthen train.warmup_steps ({}), and {}", quantity, value,
+       run.step, run.settings.learning_rate, run.settings.warmup_steps,
+       run.checkpoint.empty() ? "start again in another --output" : fmt::format("go on from {} with --resume --allow-changes", run.checkpoint.string()));
+}
+
+void train_one_step(Run& run, Metrics& metrics) {
+  const auto start = std::chrono::steady_clock::now();
+  const Batch batch = run.data->next();
+  ++run.step;
+  run.loss = accumulate_gradients(run.model, run.optimizer, batch, run.settings.accumulation);
+  if (!std::isfinite(run.loss)) fail_diverged(run, "loss", run.loss);
+  const double gradient_norm = run.optimizer.clip_gradients();
+  if (!std::isfinite(gradient_norm)) fail_diverged(run, "gradient's norm", gradient_norm);
+  const double learning_rate = run.settings.learning_rate_at(run.step);
+  run.optimizer.step(learning_rate);
+  run.tokens += batch.tokens.numel();
+  if (run.step % run.settings.log_every != 0 && run.step != run.settings.steps) return;
+  metrics.write({{"step", run.step},
+                 {"loss", run.loss},
+                 {"learning_rate", learning_rate},
+                 {"gradient_norm", gradient_norm},
+                 {"tokens", run.tokens},
+                 {"tokens_per_s", std::round(batch.tokens.numel() / seconds_since(start))}});
+}
+
+// Until the last step or a signal, which is returned.
+int train_to_the_end(Run& run) {
+  const auto due = [&run](int64_t every) { return every > 0 && run.step % every == 0; };
+  Metrics metrics(run.folder / "metrics.jsonl", run.step);
+  Progress progress("training", run.settings.steps, "steps", run.step);
+  Interrupt interrupt;
+  while (run.step < run.settings.steps) {
+    train_one_step(run, metrics);
+    progress.update(run.step, fmt::format("loss {:.4f}", run.loss));
+    if (due(run.settings.validate_every)) metrics.write({{"step", run.step}, {"validation_loss", mean_loss(run.model, run.validation)}});
+    const bool last = run.step == run.settings.steps || interrupt.signal() != 0;
+    if (last || due(run.settings.checkpoint_every)) save(run);
+    if (last) break;
+  }
+  return interrupt.signal();
+}
+
+}  // namespace
+
+TrainResult train(Recipe recipe, const fs::path& folder, const TrainOptions& options) {
+  if (!options.resume) refuse_used_folder(folder);
+  const TrainSettings settings = TrainSettings::read(recipe);
+  std::unique_ptr<Stream> data = make_training_stream(recipe, settings.batch_size, settings.tokens, settings.seed);
+  const ModelConfig config = model_config_from_recipe(recipe, data->vocabulary_size());
+  recipe.refuse_unread();
+  std::vector<Batch> validation;
+  if (settings.validate_every > 0) validation = make_validation_batches(recipe, settings.batch_size, settings.tokens, settings.validation_batches);
+
+  const std::optional<Checkpoint> checkpoint = options.resume ? newest_checkpoint(folder) : std::nullopt;
+  LanguageModel model = make_model(config, settings, checkpoint);
+  AdamW optimizer(model, settings);
+  Run run{folder, recipe.json(), settings, std::move(data), std::move(validation), std::move(model), std::move(optimizer)};
+  if (checkpoint) go_on_from(run, *checkpoint, options.allow_changes);
+  if (run.step >= settings.steps) {
+    fmt::print(stderr, "{}: finished already, {} steps; raise train.steps to go on\n", folder.string(), run.step);
+    return {.step = run.step};
+  }
+  if (options.resume) fmt::print(stderr, "{}: starting from step {}\n", folder.string(), run.step);
+
+  record(run, "running");
+  const int signal = train_to_the_end(run);
+  const bool finished = run.step == settings.steps;
+  record(run, finished ? "finished" : "interrupted");
+  fmt::print(stderr, "{}: {} after {} steps, {:.0f} s, loss {:.4f}; saved {}\n", folder.string(), finished ? "finished" : "interrupted", run.step,
+             run.seconds(), run.loss, run.checkpoint.string());
+  if (!finished) fmt::print(stderr, "continue with: pathattn train --output {} --resume\n", folder.string());
+  return {.step = run.step, .signal = finished ? 0 : signal};
+}
+
+Recipe recipe_of_run(const fs::path& run) { return Recipe::from_json(read_record(run).at("recipe"), (run / "run.json").string()); }
+
+}  // namespace pathattn

@@ -1,0 +1,324 @@
+// Runs of a tiny model: resuming changes no bit, other data and recipes are refused, damaged checkpoints are passed over, divergence is reported.
+#include "train/train.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <fstream>
+#include <set>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "model/checkpoint.h"
+#include "train/checkpoint.h"
+#include "train/loss.h"
+#include "train/metrics.h"
+#include "train/optimizer.h"
+
+namespace pathattn {
+namespace {
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class Training : public testing::Test {
+ protected:
+  void SetUp() override {
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  // A tiny recipe on the flip-flop language; `changes` is merged into it.
+  static Recipe recipe(const json& changes = json::object()) {
+    json values = {
+        {"model", {{"kind", "path_fox"}, {"hidden_size", 16}, {"num_layers", 1}, {"num_heads", 2}, {"intermediate_size", 32}}},
+        {"data", {{"kind", "flip_flop"}}},
+        {"train", {{"batch_size", 4}, {"tokens", 32}, {"steps", 12}, {"warmup_steps", 8}, {"checkpoint_every", 6}, {"validate_every", 0}, {"gradient_clip", 0.5}}}};
+    values.merge_patch(changes);
+    return Recipe::from_json(values, "tiny");
+  }
+
+  // Text of `num_files` files of `size` bytes, as a change to recipe().
+  json text(int64_t num_files, int64_t size) {
+    for (int64_t file = 0; file < num_files; ++file) {
+      std::string bytes;
+      for (int64_t i = 0; i < size; ++i) bytes += static_cast<char>('a' + (i * (file + 3) + i / 7) % 26);
+      write_file_atomically(folder_ / "text" / fmt::format("{}.txt", file), bytes);
+    }
+    return {{"data", {{"kind", "text"}, {"files", (folder_ / "text").string()}, {"p_ignore", nullptr}}}};
+  }
+
+  // Trains `straight` to the end, and again up to `stop` and from there on with --resume; both must have left the same bits.
+  void expect_exact_continuation(json changes, int64_t steps, int64_t stop) {
+    changes["train"]["steps"] = steps;
+    changes["train"]["checkpoint_every"] = stop;
+    const fs::path straight = folder_ / "straight", stopped = folder_ / "stopped";
+    fs::remove_all(straight);
+    fs::remove_all(stopped);
+    train(recipe(changes), straight);
+    train(recipe(changes), stopped);
+    for (const auto& checkpoint : fs::directory_iterator(stopped / "checkpoints")) {
+      if (checkpoint.path().filename() != fmt::format("step-{:06}", stop)) fs::remove_all(checkpoint);
+    }
+    EXPECT_EQ(train(recipe(changes), stopped, {.resume = true}).step, steps);
+    const fs::path last = fs::path("checkpoints") / fmt::format("step-{:06}", steps);
+    for (const char* file : {"model.safetensors", "trainer.safetensors"}) EXPECT_EQ(read_file(straight / last / file), read_file(stopped / last / file)) << file;
+    EXPECT_EQ(logged(straight), logged(stopped));
+    EXPECT_EQ(static_cast<int64_t>(logged(straight).size()), steps);
+  }
+
+  // (step, loss, learning rate, gradient norm) of each line of the metrics.
+  static std::vector<std::vector<double>> logged(const fs::path& run) {
+    std::vector<std::vector<double>> lines;
+    std::ifstream file(run / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const json values = json::parse(line);
+      lines.push_back({values.at("step"), values.at("loss"), values.at("learning_rate"), values.at("gradient_norm")});
+    }
+    return lines;
+  }
+
+  template <typename Action>
+  static std::string error_of(Action action) {
+    try {
+      action();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+
+  const fs::path folder_ = fs::path(testing::TempDir()) / fmt::format("pathattn_train_test_{}", ::getpid());
+};
+
+TEST_F(Training, learning_rate_warms_up_and_follows_a_cosine) {
+  Recipe values = recipe({{"train", {{"learning_rate", 2.0}, {"steps", 18}, {"warmup_steps", 8}, {"final_learning_rate_fraction", 0.25}}}});
+  const TrainSettings settings = TrainSettings::read(values);
+  EXPECT_DOUBLE_EQ(settings.learning_rate_at(1), 0.25);
+  EXPECT_DOUBLE_EQ(settings.learning_rate_at(8), 2);
+  EXPECT_DOUBLE_EQ(settings.learning_rate_at(13), 1.25);
+  EXPECT_DOUBLE_EQ(settings.learning_rate_at(18), 0.5);
+}
+
+TEST_F(Training, metrics_after_the_checkpoint_are_cut) {
+  const fs::path path = folder_ / "metrics.jsonl";
+  write_file_atomically(path, "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 2, \"validation_loss\": 1}\n{\"step\": 3}\n{\"ste");
+  Metrics(path, 2).write({{"step", 3}, {"loss", 0.5}});
+  EXPECT_EQ(read_file(path), "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 2, \"validation_loss\": 1}\n{\"loss\":0.5,\"step\":3}\n");
+}
+
+TEST_F(Training, adamw_follows_its_definition_and_spares_norms_biases_and_gates) {
+  Recipe values = recipe({{"train", {{"weight_decay", 0.5}, {"gradient_clip", 0}, {"beta1", 0.8}, {"beta2", 0.9}}}});
+  const LanguageModel model(model_config_from_recipe(values, 5), 1);
+  AdamW optimizer(model, TrainSettings::read(values));
+  std::map<std::string, at::Tensor> expected, first, second;
+  for (const auto& [name, parameter] : model.named_parameters()) expected[name] = parameter.detach().to(at::kDouble).clone();
+  for (int64_t step = 1; step <= 3; ++step) {
+    for (const auto& [name, parameter] : model.named_parameters()) {
+      const at::Tensor gradient = at::full_like(parameter, 0.1 * step).mul_(parameter.detach().sign() + 0.5);
+      parameter.mutable_grad() = gradient;
+      const bool decay =
+          name.find("norm") == std::string::npos && name.find("bias") == std::string::npos && name.find("g_proj") == std::string::npos;
+      at::Tensor& m = first.try_emplace(name, at::zeros_like(gradient, at::kDouble)).first->second;
+      at::Tensor& v = second.try_emplace(name, at::zeros_like(gradient, at::kDouble)).first->second;
+      m = 0.8 * m + 0.2 * gradient;
+      v = 0.9 * v + 0.1 * gradient * gradient;
+      const at::Tensor update = (m / (1 - std::pow(0.8, step))) / ((v / (1 - std::pow(0.9, step))).sqrt() + 1e-8);
+      expected[name] = expected[name] * (decay ? 1 - 0.01 * 0.5 : 1) - 0.01 * update;
+    }
+    optimizer.add_gradients();
+    optimizer.clip_gradients();
+    optimizer.step(0.01);
+  }
+  for (const auto& [name, parameter] : model.named_parameters()) {
+    EXPECT_LT((parameter.detach() - expected[name]).abs().max().item<double>(), 1e-6) << name;
+  }
+}
+
+TEST_F(Training, gradients_are_clipped_by_their_global_norm) {
+  Recipe values = recipe();
+  const LanguageModel model(model_config_from_recipe(values, 5), 1);
+  AdamW optimizer(model, TrainSettings::read(values));
+  int64_t count = 0;
+  for (const auto& [name, parameter] : model.named_parameters()) {
+    parameter.mutable_grad() = at::full_like(parameter, 0.1);
+    count += parameter.numel();
+  }
+  optimizer.add_gradients();
+  EXPECT_NEAR(optimizer.clip_gradients(), 0.1 * std::sqrt(count), 1e-4);
+  EXPECT_NEAR(optimizer.clip_gradients(), 0.5, 1e-5);
+}
+
+// Rows with different numbers of counted targets, as padding leaves them.
+Batch uneven_batch(int64_t rows, int64_t tokens) {
+  at::manual_seed(1);
+  Batch batch{at::randint(0, 5, {rows, tokens}, at::kLong), at::randint(0, 5, {rows, tokens}, at::kLong), {}};
+  for (int64_t row = 0; row < rows; ++row) batch.targets[row].narrow(0, tokens - 15 * row, 15 * row).fill_(kIgnoreTarget);
+  return batch;
+}
+
+TEST_F(Training, T10_micro_batches_are_weighted_by_their_tokens) {
+  Recipe values = recipe({{"train", {{"gradient_clip", 0}}}});
+  const LanguageModel model(model_config_from_recipe(values, 5), 1);
+  AdamW optimizer(model, TrainSettings::read(values));
+  const Batch batch = uneven_batch(8, 128);
+  const double loss = accumulate_gradients(model, optimizer, batch, 1), norm = optimizer.clip_gradients();
+  optimizer.step(0);
+  EXPECT_NEAR(mean_loss(model, {batch}), loss, 1e-5 * loss);
+  for (int64_t parts : {2, 4, 8}) {
+    EXPECT_NEAR(accumulate_gradients(model, optimizer, batch, parts), loss, 1e-5 * loss) << parts;
+    EXPECT_NEAR(optimizer.clip_gradients(), norm, 1e-5 * norm) << parts;
+    optimizer.step(0);
+  }
+}
+
+TEST_F(Training, P20_padding_on_the_right_adds_nothing) {
+  Recipe values = recipe({{"train", {{"gradient_clip", 0}}}});
+  const LanguageModel model(model_config_from_recipe(values, 5), 1);
+  AdamW optimizer(model, TrainSettings::read(values));
+  at::manual_seed(2);
+  const std::vector<int64_t> lengths = {7, 64, 65, 128};
+  Batch padded{at::zeros({4, 128}, at::kLong), at::full({4, 128}, kIgnoreTarget, at::kLong), {}};
+  double weighted_loss = 0, num_targets = 0;
+  for (size_t row = 0; row < lengths.size(); ++row) {
+    const Batch alone{at::randint(0, 5, {1, lengths[row]}, at::kLong), at::randint(0, 5, {1, lengths[row]}, at::kLong), {}};
+    padded.tokens[row].narrow(0, 0, lengths[row]).copy_(alone.tokens[0]);
+    padded.targets[row].narrow(0, 0, lengths[row]).copy_(alone.targets[0]);
+    weighted_loss += mean_loss(model, {alone}) * lengths[row];
+    num_targets += lengths[row];
+    const at::Tensor nats = at::cross_entropy_loss(model.forward(alone.tokens)[0], alone.targets[0], {}, at::Reduction::Sum);
+    (nats / 264).backward();
+  }
+  std::map<std::string, at::Tensor> gradients;
+  for (const auto& [name, parameter] : model.named_parameters()) {
+    gradients[name] = parameter.grad().clone();
+    parameter.mutable_grad().reset();
+  }
+  EXPECT_NEAR(accumulate_gradients(model, optimizer, padded, 1), weighted_loss / num_targets, 1e-5 * weighted_loss / num_targets);
+  optimizer.step(0);
+  for (const auto& [name, gradient] : gradients) {  // after one step the first moment is 0.1 times the gradient
+    const at::Tensor difference = optimizer.state().at("first_moment." + name) - 0.1 * gradient;
+    EXPECT_LT(difference.norm().item<double>(), 1e-6 * gradient.norm().item<double>()) << name;
+  }
+}
+
+TEST_F(Training, T02_resumed_run_equals_an_uninterrupted_one) {
+  expect_exact_continuation({}, 12, 6);
+  expect_exact_continuation({{"train", {{"accumulation", 2}}}}, 12, 7);
+}
+
+TEST_F(Training, T02_in_bfloat16) { expect_exact_continuation({{"train", {{"precision", "bf16"}}}}, 12, 6); }
+
+// 5 batches an epoch: stops in the middle of epoch 2, at the end of epoch 1, and at the very last step.
+TEST_F(Training, T06_epochs_go_on_where_they_were) {
+  const json changes = text(3, 500);
+  for (int64_t stop : {7, 5}) expect_exact_continuation(changes, 15, stop);
+  const std::string before = read_file(folder_ / "straight/metrics.jsonl");
+  json same = changes;
+  same["train"] = {{"steps", 15}, {"checkpoint_every", 5}};
+  EXPECT_EQ(train(recipe(same), folder_ / "straight", {.resume = true}).step, 15);
+  EXPECT_EQ(read_file(folder_ / "straight/metrics.jsonl"), before);
+}
+
+TEST_F(Training, T07_other_data_are_refused) {
+  const json changes = text(4, 300);
+  const fs::path run = folder_ / "run", files = folder_ / "text";
+  train(recipe(changes), run);
+  json longer = changes;
+  longer["train"]["steps"] = 14;
+  const auto resume = [&](const json& values) { return error_of([&] { train(recipe(values), run, {.resume = true}); }); };
+
+  const std::string original = read_file(files / "0.txt");
+  std::string changed = original;
+  changed[100] ^= 1;
+  write_file_atomically(files / "0.txt", changed);
+  EXPECT_NE(resume(longer).find("the data are not those"), std::string::npos) << resume(longer);
+  write_file_atomically(files / "0.txt", original);
+  write_file_atomically(files / "extra.txt", original);
+  write_file_atomically(files / "extra2.txt", original);
+  write_file_atomically(files / "extra3.txt", original);
+  EXPECT_NE(resume(longer).find("the data are not those"), std::string::npos) << resume(longer);
+  EXPECT_EQ(train(recipe(longer), run, {.resume = true, .allow_changes = true}).step, 14);
+
+  json shorter_rows = changes;
+  shorter_rows["train"]["tokens"] = 16;
+  EXPECT_NE(resume(shorter_rows).find("train.tokens was 32 in this run and is 16 now"), std::string::npos) << resume(shorter_rows);
+}
+
+TEST_F(Training, changed_recipe_is_refused_by_field) {
+  const fs::path run = folder_ / "run";
+  train(recipe(), run);
+  const auto resume = [&](const json& values) { return error_of([&] { train(recipe(values), run, {.resume = true}); }); };
+  EXPECT_NE(resume({{"train", {{"learning_rate", 0.5}}}}).find("train.learning_rate was \"not given\" in this run and is 0.5 now"), std::string::npos);
+  EXPECT_NE(resume({{"model", {{"kind", "rope"}}}}).find("rope"), std::string::npos);
+  EXPECT_EQ(resume({{"train", {{"steps", 13}, {"checkpoint_every", 1}, {"log_every", 2}}}}), "no error");
+  EXPECT_NE(resume({{"train", {{"lerning_rate", 0.5}}}}).find("train.learning_rate"), std::string::npos);
+}
+
+TEST_F(Training, used_folder_is_refused_and_resume_starts_a_run) {
+  write_file_atomically(folder_ / "notes/mine.txt", "kept");
+  EXPECT_NE(error_of([&] { train(recipe(), folder_ / "notes"); }).find("not empty"), std::string::npos);
+  EXPECT_EQ(train(recipe(), folder_ / "run", {.resume = true}).step, 12);
+  EXPECT_NE(error_of([&] { train(recipe(), folder_ / "run"); }).find("--resume"), std::string::npos);
+  EXPECT_EQ(json::parse(read_file(folder_ / "run/run.json")).at("status"), "finished");
+}
+
+TEST_F(Training, T08_damaged_checkpoints_are_passed_over) {
+  const fs::path run = folder_ / "run", last = run / "checkpoints/step-000012";
+  const auto newest = [&] { return newest_checkpoint(run)->folder.filename().string(); };
+  for (const char* name : {"model.safetensors", "trainer.safetensors", "trainer.json", "config.json", "checksums.json"}) {
+    fs::remove_all(run);
+    train(recipe(), run);
+    EXPECT_EQ(newest(), "step-000012");
+    const std::string bytes = read_file(last / name);
+    write_file_atomically(last / name, bytes.substr(0, bytes.size() / 2));
+    EXPECT_EQ(newest(), "step-000006") << "half " << name;
+    write_file_atomically(last / name, "");
+    EXPECT_EQ(newest(), "step-000006") << "empty " << name;
+    fs::remove(last / name);
+    EXPECT_EQ(newest(), "step-000006") << "without " << name;
+  }
+  EXPECT_EQ(train(recipe(), run, {.resume = true}).step, 12);
+  EXPECT_EQ(newest(), "step-000012");
+  for (const char* step : {"step-000006", "step-000012"}) write_file_atomically(run / "checkpoints" / step / "trainer.json", "{}");
+  EXPECT_NE(error_of(newest).find("whole"), std::string::npos);
+}
+
+TEST_F(Training, only_the_newest_checkpoints_are_kept) {
+  train(recipe({{"train", {{"checkpoint_every", 1}, {"keep_checkpoints", 3}}}}), folder_ / "run");
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder_ / "run/checkpoints")) names.insert(entry.path().filename());
+  EXPECT_EQ(names, (std::set<std::string>{"step-000010", "step-000011", "step-000012"}));
+}
+
+TEST_F(Training, divergence_stops_and_says_what_to_do) {
+  const json wild = {{"train", {{"learning_rate", 100}, {"weight_decay", 100}, {"warmup_steps", 0}, {"steps", 100}, {"checkpoint_every", 2}}}};
+  const std::string message = error_of([&] { train(recipe(wild), folder_ / "run"); });
+  EXPECT_NE(message.find("lower train.learning_rate"), std::string::npos) << message;
+  EXPECT_TRUE(newest_checkpoint(folder_ / "run").has_value());
+  EXPECT_NE(message.find(newest_checkpoint(folder_ / "run")->folder.string()), std::string::npos) << message;
+}
+
+// bfloat16 numbers near 1 are 0.0078 apart: norm weights kept in bfloat16 would never move at this learning rate.
+TEST_F(Training, P31_norm_weights_move_in_bfloat16) {
+  json changes = {{"model", {{"qk_norm", true}}}, {"train", {{"steps", 200}, {"learning_rate", 1e-4}, {"warmup_steps", 0}, {"final_learning_rate_fraction", 1}}}};
+  std::map<std::string, at::Tensor> moved[2];
+  for (int bf16 : {0, 1}) {
+    changes["train"]["precision"] = bf16 ? "bf16" : "fp32";
+    const fs::path run = folder_ / fmt::format("run{}", bf16);
+    train(recipe(changes), run);
+    const LanguageModel model = load_model(newest_checkpoint(run)->folder);
+    for (const auto& [name, parameter] : model.named_parameters()) {
+      if (name.find("norm") != std::string::npos) moved[bf16][name] = parameter.detach() - 1;
+    }
+  }
+  EXPECT_GE(moved[0].size(), 5u);
+  for (const auto& [name, movement] : moved[0]) {
+    EXPECT_GT(moved[1].at(name).abs().max().item<double>(), 1e-3) << name;
+    EXPECT_LT((moved[1].at(name) - movement).norm().item<double>(), 0.1 * movement.norm().item<double>()) << name;
+  }
+}
+
+}  // namespace
+}  // namespace pathattn
