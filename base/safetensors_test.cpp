@@ -91,6 +91,8 @@ TEST(Safetensors, H01_faults_name_file_and_tensor) {
       {file_of(tensor_a(R"("F32")", "[4]", "[18446744073709551608,18446744073709551615]"), kEightBytes), "\"a\""},
       {file_of(tensor_a(R"("F32")", "[4294967296,4294967296]", "[0,8]"), kEightBytes), "\"a\" of shape [4294967296, 4294967296]"},
       {file_of(tensor_a(R"("F32")", "[4611686018427387904,4]", "[0,8]"), kEightBytes), "\"a\" of shape [4611686018427387904, 4]"},
+      {file_of(tensor_a(R"("F32")", "[4294967296,4294967296]", "[0,0]"), ""), "larger than any file"},  // 0 bytes modulo 2^64
+      {file_of(tensor_a(R"("F32")", "[4611686018427387904,4]", "[0,0]"), ""), "larger than any file"},
       {file_of(tensor_a(R"("F32")", "[-2]", "[0,8]"), kEightBytes), "\"a\": shape"},
       {file_of(tensor_a(R"("F32")", "[2]", "[0,8.0]"), kEightBytes), "\"a\": data_offsets"},
       {file_of(tensor_a(R"("F7")", "[2]", "[0,8]"), kEightBytes), "\"a\" has the dtype \"F7\""},
