@@ -7,12 +7,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/silu.h>
 #include <ATen/ops/zeros.h>
 
 #include <fmt/ranges.h>
 
 #include "base/error.h"
-#include "model/feed_forward.h"
 #include "model/parameters.h"
 #include "model/rotary.h"
 #include "model/row_norm.h"
@@ -105,7 +105,8 @@ at::Tensor LanguageModel::run(const at::Tensor& tokens_BT, const std::optional<a
     const Layer& layer = layers_[i];
     x_BTE = x_BTE + layer.attention.forward(rms_norm(x_BTE, layer.attention_norm, config_.norm_eps), call, state ? &state->layers[i] : nullptr);
     const at::Tensor normed = rms_norm(x_BTE, layer.mlp_norm, config_.norm_eps).to(compute_type_);
-    x_BTE = x_BTE + feed_forward(normed, weight(layer.gate_proj), weight(layer.up_proj), weight(layer.down_proj));
+    const at::Tensor gated = at::silu(at::linear(normed, weight(layer.gate_proj))) * at::linear(normed, weight(layer.up_proj));
+    x_BTE = x_BTE + at::linear(gated, weight(layer.down_proj));
   }
   return rms_norm(x_BTE, norm_, config_.norm_eps);
 }
