@@ -26,7 +26,7 @@ PROMPT = "def forward(self, "
 
 def call(command, **options):
     """Runs a command to its end, which after Ctrl-C is when it has saved; stops the demo if it fails. Returns what it printed, if captured."""
-    child = subprocess.Popen([str(part) for part in command], text=True, **options)
+    child = subprocess.Popen([str(part) for part in command], encoding="utf-8", errors="replace", **options)
     output = interrupted = None
     while child.returncode is None:
         try:
@@ -130,7 +130,8 @@ def main():
     call([sys.executable, "python/pathattn/report.py", folder])
 
     print_results(summary)
-    print(f"\n{NAMES['path_fox']} goes on after {PROMPT!r}:\n{PROMPT}{summary['sample']['text']}")
+    shown = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in summary["sample"]["text"])  # no terminal commands
+    print(f"\n{NAMES['path_fox']} goes on after {PROMPT!r}:\n{PROMPT}{shown}")
     print(f"\nSee {folder}/report.html, {folder}/report.png and {folder}/summary.json")
 
 

@@ -98,8 +98,8 @@ def draw_flip_flop(axes, summary, _folder):
         bars = axes.bar(x, errors, 0.9 * width, label=name, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
         axes.bar_label(bars, [f"{error:.2g}" if error < 10 else f"{error:.0f}" for error in errors], padding=2, fontsize=9)
     axes.set_xticks(range(len(TEST_SETS)), TEST_SETS.values())
-    axes.set_ylim(0, max(1.15 * highest, 1))
-    axes.legend(frameon=False)
+    axes.set_ylim(0, max(1.3 * highest, 1))  # room for the legend above the bars
+    axes.legend(frameon=False, loc="upper center", ncols=len(runs))
     finish(axes, "State tracking: flip-flop language", "test set", "error on bits after a read (%)")
 
 
@@ -118,11 +118,11 @@ def draw_positions(axes, summary, _folder):
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticklabels([str(edge) for edge in sorted(edges)])
     axes.set_xlim(0.95 * min(edges), 1.05 * max(edges))
-    axes.set_ylim(bottom=0, top=1.08 * axes.get_ylim()[1])
+    axes.set_ylim(bottom=0, top=1.25 * axes.get_ylim()[1])
     length = runs[0][1]["training_length"]
     axes.axvline(length, color="0.4", linewidth=1, linestyle=(0, (6, 3)))
     axes.annotate("trained up to here ", (length, axes.get_ylim()[1]), ha="right", va="top", rotation=90, color="0.3", fontsize=9)
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.31, 1))
+    axes.legend(frameon=False, loc="upper right", ncols=2)
     finish(axes, "Reading past the training length: Python source", "position in the window (bytes)", "bits per byte")
 
 
@@ -233,7 +233,8 @@ def write_report(folder):
     parts.append(f"<p>Versions: {html.escape(', '.join(sorted(versions)))}</p>")
     (folder / "report.html").write_text(
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>PaTH attention: demo</title><style>{STYLE_SHEET}</style></head>\n<body>{chr(10).join(parts)}</body></html>\n"
+        f"<title>PaTH attention: demo</title><style>{STYLE_SHEET}</style></head>\n<body>{chr(10).join(parts)}</body></html>\n",
+        encoding="utf-8",
     )
 
 
