@@ -122,12 +122,13 @@ struct Softmax {
       top = highest[i];
     }
     const auto offset = hn::Set(d, kGated ? top - row_gate : top);
+    auto block_sum = hn::Zero(d);  // apart from the long sum: many equal weights added to it one by one would all round the same way
     for (int64_t j = 0; j < n; j += kLanes) {
       const auto p = exp(d, hn::Sub(hn::Load(d, scores + j), offset));
-      sum = hn::Add(sum, p);
+      block_sum = hn::Add(block_sum, p);
       hn::Store(p, d, scores + j);
     }
-    hn::Store(sum, d, sum_at);
+    hn::Store(hn::Add(sum, block_sum), d, sum_at);
   }
 
   T sum(int64_t i) const {
