@@ -1,6 +1,5 @@
-"""The operators from Python: values, derivatives, strides, errors, and what PyTorch asks of a custom operator."""
+"""path_attention from Python: values, derivatives, strides and errors."""
 
-import copy
 import functools
 import os
 import subprocess
@@ -11,35 +10,8 @@ import oracle
 import pathattn
 import pytest
 import torch
+from operator_calls import DOCUMENTS, attend, equal, new_state, ops, rows
 from oracle import GOLDEN, NAMES, gradients, random_inputs, relative_error
-
-DOCUMENTS = torch.tensor([0, 0, 5, 5, 5, 70, 70])
-ops = torch.ops.pathattn
-
-
-def attend(**arguments):
-    return pathattn.path_attention(**arguments, return_lse=True)
-
-
-def new_state(inputs, capacity, sequences=None):
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    return pathattn.DecodingState(
-        q.shape[0] if sequences is None else sequences, capacity, q.shape[2], k.shape[2], k.shape[3], v.shape[3],
-        dtype=q.dtype, has_w="w" in inputs, has_gate="g" in inputs,
-    )
-
-
-def rows(inputs, first, last):
-    return {name: tensor[:, first:last] for name, tensor in inputs.items()}
-
-
-def bits(tensors):
-    return [tensor.clone() for tensor in tensors if tensor is not None]
-
-
-def equal(first, second):
-    return len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second))
-
 
 # Values
 
@@ -193,21 +165,6 @@ def test_double_backward_is_refused():
         dq.sum().backward()
 
 
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_O01_checkpoint(use_reentrant):
-    inputs, d_o = random_inputs(1, 70, 2, 1, 16, 16), torch.randn(1, 70, 2, 16)
-
-    def checkpointed(**leaves):
-        return torch.utils.checkpoint.checkpoint(lambda *tensors: attend(**dict(zip(NAMES, tensors))), *leaves.values(), use_reentrant=use_reentrant)
-
-    def plain_and_checkpointed(function):
-        leaves = {n: x.detach().requires_grad_() for n, x in inputs.items()}
-        (function(**leaves)[0] * d_o).sum().backward()
-        return [x.grad for x in leaves.values()]
-
-    assert equal(plain_and_checkpointed(attend), plain_and_checkpointed(checkpointed))
-
-
 # Strides
 
 
@@ -338,176 +295,3 @@ def test_O05_another_torch_is_refused_in_one_line(build):
     assert result.returncode != 0
     last = result.stderr.splitlines()[-1]
     assert last.startswith("ImportError: pathattn was built for PyTorch ") and torch.__version__ in last and "2.3.1+cpu" in last
-
-
-def test_decoding_has_no_silent_gradient():
-    inputs = random_inputs(1, 6, 2, 1, 16, 16, gate=False)
-    state = ops.decoding_state(1, 6, 2, 1, 16, 16, torch.float64, True, False)
-    inputs["q"].requires_grad_()
-    with pytest.raises(RuntimeError, match="pathattn::prefill has no derivative"):
-        ops.prefill(*inputs.values(), None, *state)
-    assert not pathattn.prefill(**inputs, state=new_state(inputs, 6)).requires_grad
-
-
-# Decoding
-
-
-@pytest.mark.parametrize("gate", [True, False])
-def test_prefill_and_decode_continue_the_forward(gate):
-    inputs = random_inputs(2, 90, 4, 2, 16, 24, gate=gate)
-    o = pathattn.path_attention(**inputs)
-    state = new_state(inputs, 90)
-    parts = [pathattn.prefill(**rows(inputs, 0, 60), state=state)]
-    parts += [pathattn.decode(**rows(inputs, a, b), state=state) for a, b in ((60, 61), (61, 68), (68, 90))]
-    torch.testing.assert_close(torch.cat(parts, dim=1), o, atol=1e-12, rtol=1e-12)
-    assert state.lengths.tolist() == [90, 90] and state.capacity == 512
-
-
-def test_packed_prompts_become_sequences():
-    inputs = random_inputs(1, 70, 2, 1, 16, 16)
-    state = new_state(inputs, 70, sequences=6)
-    o = pathattn.prefill(**inputs, cu_seqlens=DOCUMENTS, state=state)
-    assert torch.equal(o, pathattn.path_attention(**inputs, cu_seqlens=DOCUMENTS))
-    assert state.lengths.tolist() == [0, 5, 0, 0, 65, 0]
-    keys = state.carried_keys()
-    assert keys.shape == (6, 65, 1, 16) and not keys[1, 5:].any()
-    torch.testing.assert_close(keys[4, -1], inputs["k"][0, -1], atol=0, rtol=0)
-
-
-def refused(name, value):
-    return lambda inputs: inputs | {name: value}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda inputs: {name: torch.cat([x] * 413, dim=1) for name, x in inputs.items()},
-        refused("q", torch.zeros(2, 1, 4, 15)),
-        refused("w", torch.zeros(2, 1, 2, 16, dtype=torch.int32)),
-        refused("beta", torch.zeros(2, 1, 4)),
-        refused("g", None),
-        lambda inputs: {name: x[:1] for name, x in inputs.items()},
-        lambda inputs: {name: x.double() for name, x in inputs.items()},
-    ],
-    ids=["past the capacity", "width", "type of w", "shape of beta", "no gate", "one sequence of two", "another type"],
-)
-def test_P17_a_refused_step_leaves_the_state(change):
-    inputs = random_inputs(2, 101, 4, 2, 16, 24, dtype=torch.float32)
-    state = new_state(inputs, 101)
-    pathattn.prefill(**rows(inputs, 0, 100), state=state)
-    before, fork = bits(state._tensors), copy.deepcopy(state)
-    with pytest.raises((ValueError, TypeError)):
-        pathattn.decode(**change(rows(inputs, 100, 101)), state=state)
-    assert equal(before, bits(state._tensors))
-    step = pathattn.decode(**rows(inputs, 100, 101), state=state)
-    assert torch.equal(step, pathattn.decode(**rows(inputs, 100, 101), state=fork))
-
-
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_F01_unused_slots_are_not_read(poison):
-    inputs = random_inputs(2, 101, 4, 2, 16, 24, dtype=torch.float32)
-
-    def run(value):
-        state = new_state(inputs, 512)
-        keys, values, gate_sums, *_ = state._tensors
-        for tensor in (keys, values, gate_sums):
-            tensor.fill_(value)
-        prompt = pathattn.prefill(**rows(inputs, 0, 100), state=state)
-        for tensor in (keys[:, :, 100:], values[:, :, 100:], gate_sums[:, :, 100:]):
-            tensor.fill_(value)
-        return [prompt, pathattn.decode(**rows(inputs, 100, 101), state=state), state.carried_keys()]
-
-    assert equal(run(poison), run(0.0))
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ((-1, 8, 2, 1, 16, 16), "sequences must not be negative, got -1"),
-        ((1, -8, 2, 1, 16, 16), "capacity must be 0 .*, got -8"),
-        ((1, 2**62, 2, 1, 16, 16), "capacity must be 0 .*, got 4611686018427387904"),
-        ((1, 8, 3, 2, 16, 16), r"query_heads must be a multiple of key_heads \(2\), got 3"),
-        ((1, 8, 2, 1, 300, 16), r"key_width must be 1 \.\.\. 256, got 300"),
-    ],
-)
-def test_decoding_state_is_checked(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        pathattn.DecodingState(*arguments)
-
-
-def test_a_damaged_state_is_refused():
-    inputs = random_inputs(1, 4, 2, 1, 16, 16)
-    state = new_state(inputs, 8)
-    state.lengths.fill_(-3)
-    with pytest.raises(ValueError, match=r"lengths of the decoding state must be 0 \.\.\. 512, got -3"):
-        pathattn.decode(**inputs, state=state)
-    with pytest.raises(ValueError, match="tokens must be 0 .*, got 513"):
-        new_state(inputs, 8).carried_keys(513)
-
-
-# What PyTorch asks of an operator
-
-
-def opcheck_inputs(tokens, cu_seqlens):
-    inputs = random_inputs(1, tokens, 4, 2, 16, 24, dtype=torch.float32)
-    inputs["q"] = inputs["q"].transpose(1, 2).contiguous().transpose(1, 2)
-    inputs["v"] = inputs["v"].transpose(1, 3).contiguous().transpose(1, 3)
-    inputs["g"] = inputs["g"].transpose(1, 2).contiguous().transpose(1, 2)
-    return inputs, dict(cu_seqlens=cu_seqlens, gate_scaled=True)
-
-
-@pytest.mark.parametrize("tokens, cu_seqlens", [(196, None), (257, torch.tensor([0, 1, 1, 200, 257]))])
-def test_O03_opcheck(tokens, cu_seqlens):
-    inputs, options = opcheck_inputs(tokens, cu_seqlens)
-    torch.library.opcheck(ops.path_attention, tuple(x.clone().requires_grad_() for x in inputs.values()), options)
-    o, lse = ops.path_attention(*inputs.values(), **options)
-    d_o = torch.randn(1, 4, tokens, 24).transpose(1, 2)
-    torch.library.opcheck(ops.path_attention_backward, (*inputs.values(), o, lse, d_o, torch.randn_like(lse)), options)
-    torch.library.opcheck(ops.path_attention_backward, (*list(inputs.values())[:3], None, None, None, o, lse, d_o, None), options)
-    sequences = 1 if cu_seqlens is None else len(cu_seqlens) - 1
-    state = ops.decoding_state(sequences, 300, 4, 2, 16, 24, torch.float32, True, True)
-    torch.library.opcheck(ops.prefill, (*inputs.values(), *state), options)
-
-
-def test_O03_opcheck_of_decoding():
-    inputs, _ = opcheck_inputs(196, None)
-    with_gate = ops.decoding_state(1, 300, 4, 2, 16, 24, torch.float32, True, True)
-    plain = ops.decoding_state(1, 300, 4, 2, 16, 24, torch.float32, False, False)
-    torch.library.opcheck(ops.decode, (*inputs.values(), *with_gate))
-    torch.library.opcheck(ops.decode, (*list(inputs.values())[:3], None, None, None, *plain))
-    torch.library.opcheck(ops.carried_keys, (*with_gate, 7))
-
-
-def test_O02_compiles_whole_and_once_for_every_length():
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(lambda *tensors: attend(**dict(zip(NAMES, tensors))), fullgraph=True, dynamic=True, backend=counter)
-    kept = []
-    for tokens in (100, 196, 257):
-        inputs, d_o = random_inputs(2, tokens, 4, 2, 16, 24, dtype=torch.float32), torch.randn(2, tokens, 4, 24)
-        kept.append((compiled(*inputs.values()), attend(**inputs)))
-        actual = gradients(lambda **leaves: compiled(*leaves.values()), inputs, d_o)
-        assert equal(actual.values(), gradients(attend, inputs, d_o).values())
-    assert all(equal(compiled_results, results) for compiled_results, results in kept)
-    assert counter.frame_count <= 2  # with and without gradients
-
-
-def test_O02_generated_code_around_the_operator():
-    inputs, d_o = random_inputs(1, 65, 2, 1, 16, 16, dtype=torch.float32), torch.randn(1, 65, 2, 16)
-
-    def function(q, **others):
-        o, lse = attend(q=q.sin(), **others)
-        return o * 2, lse
-
-    compiled = torch.compile(function, fullgraph=True)
-    for name, gradient in gradients(compiled, inputs, d_o).items():
-        torch.testing.assert_close(gradient, gradients(function, inputs, d_o)[name])
-
-
-def test_O02_decoding_compiles_whole():
-    inputs = random_inputs(2, 10, 4, 2, 16, 24, dtype=torch.float32)
-    states = [new_state(inputs, 10) for _ in range(2)]
-    compiled = torch.compile(lambda inputs, state: pathattn.decode(**inputs, state=state), fullgraph=True, backend="aot_eager")
-    for first, last in ((0, 5), (5, 10)):
-        part = rows(inputs, first, last)
-        assert torch.equal(compiled(part, states[0]), pathattn.decode(**part, state=states[1]))
-    assert equal(bits(states[0]._tensors), bits(states[1]._tensors))

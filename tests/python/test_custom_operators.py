@@ -1,0 +1,87 @@
+"""What PyTorch asks of a custom operator: opcheck, torch.compile without breaks, and checkpointing."""
+
+import pathattn
+import pytest
+import torch
+from operator_calls import attend, bits, equal, new_state, ops, rows
+from oracle import NAMES, gradients, random_inputs
+
+
+def opcheck_inputs(tokens, cu_seqlens):
+    inputs = random_inputs(1, tokens, 4, 2, 16, 24, dtype=torch.float32)
+    inputs["q"] = inputs["q"].transpose(1, 2).contiguous().transpose(1, 2)
+    inputs["v"] = inputs["v"].transpose(1, 3).contiguous().transpose(1, 3)
+    inputs["g"] = inputs["g"].transpose(1, 2).contiguous().transpose(1, 2)
+    return inputs, dict(cu_seqlens=cu_seqlens, gate_scaled=True)
+
+
+@pytest.mark.parametrize("tokens, cu_seqlens", [(196, None), (257, torch.tensor([0, 1, 1, 200, 257]))])
+def test_O03_opcheck(tokens, cu_seqlens):
+    inputs, options = opcheck_inputs(tokens, cu_seqlens)
+    torch.library.opcheck(ops.path_attention, tuple(x.clone().requires_grad_() for x in inputs.values()), options)
+    o, lse = ops.path_attention(*inputs.values(), **options)
+    d_o = torch.randn(1, 4, tokens, 24).transpose(1, 2)
+    torch.library.opcheck(ops.path_attention_backward, (*inputs.values(), o, lse, d_o, torch.randn_like(lse)), options)
+    torch.library.opcheck(ops.path_attention_backward, (*list(inputs.values())[:3], None, None, None, o, lse, d_o, None), options)
+    sequences = 1 if cu_seqlens is None else len(cu_seqlens) - 1
+    state = ops.decoding_state(sequences, 300, 4, 2, 16, 24, torch.float32, True, True)
+    torch.library.opcheck(ops.prefill, (*inputs.values(), *state), options)
+
+
+def test_O03_opcheck_of_decoding():
+    inputs, _ = opcheck_inputs(196, None)
+    with_gate = ops.decoding_state(1, 300, 4, 2, 16, 24, torch.float32, True, True)
+    plain = ops.decoding_state(1, 300, 4, 2, 16, 24, torch.float32, False, False)
+    torch.library.opcheck(ops.decode, (*inputs.values(), *with_gate))
+    torch.library.opcheck(ops.decode, (*list(inputs.values())[:3], None, None, None, *plain))
+    torch.library.opcheck(ops.carried_keys, (*with_gate, 7))
+
+
+def test_O02_compiles_whole_and_once_for_every_length():
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda *tensors: attend(**dict(zip(NAMES, tensors))), fullgraph=True, dynamic=True, backend=counter)
+    kept = []
+    for tokens in (100, 196, 257):
+        inputs, d_o = random_inputs(2, tokens, 4, 2, 16, 24, dtype=torch.float32), torch.randn(2, tokens, 4, 24)
+        kept.append((compiled(*inputs.values()), attend(**inputs)))
+        actual = gradients(lambda **leaves: compiled(*leaves.values()), inputs, d_o)
+        assert equal(actual.values(), gradients(attend, inputs, d_o).values())
+    assert all(equal(compiled_results, results) for compiled_results, results in kept)
+    assert counter.frame_count <= 2  # with and without gradients
+
+
+def test_O02_generated_code_around_the_operator():
+    inputs, d_o = random_inputs(1, 65, 2, 1, 16, 16, dtype=torch.float32), torch.randn(1, 65, 2, 16)
+
+    def function(q, **others):
+        o, lse = attend(q=q.sin(), **others)
+        return o * 2, lse
+
+    compiled = torch.compile(function, fullgraph=True)
+    for name, gradient in gradients(compiled, inputs, d_o).items():
+        torch.testing.assert_close(gradient, gradients(function, inputs, d_o)[name])
+
+
+def test_O02_decoding_compiles_whole():
+    inputs = random_inputs(2, 10, 4, 2, 16, 24, dtype=torch.float32)
+    states = [new_state(inputs, 10) for _ in range(2)]
+    compiled = torch.compile(lambda inputs, state: pathattn.decode(**inputs, state=state), fullgraph=True, backend="aot_eager")
+    for first, last in ((0, 5), (5, 10)):
+        part = rows(inputs, first, last)
+        assert torch.equal(compiled(part, states[0]), pathattn.decode(**part, state=states[1]))
+    assert equal(bits(states[0]._tensors), bits(states[1]._tensors))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_O01_checkpoint(use_reentrant):
+    inputs, d_o = random_inputs(1, 70, 2, 1, 16, 16), torch.randn(1, 70, 2, 16)
+
+    def checkpointed(**leaves):
+        return torch.utils.checkpoint.checkpoint(lambda *tensors: attend(**dict(zip(NAMES, tensors))), *leaves.values(), use_reentrant=use_reentrant)
+
+    def plain_and_checkpointed(function):
+        leaves = {n: x.detach().requires_grad_() for n, x in inputs.items()}
+        (function(**leaves)[0] * d_o).sum().backward()
+        return [x.grad for x in leaves.values()]
+
+    assert equal(plain_and_checkpointed(attend), plain_and_checkpointed(checkpointed))
