@@ -79,8 +79,10 @@ void run(const Arguments& arguments) {
 
   print_table(result);
   const std::string text = result.dump(2) + "\n";
-  if (arguments.output.empty()) std::fputs(text.c_str(), stdout);
-  else write_file_atomically(arguments.output, text);
+  if (arguments.output.empty())
+    std::fputs(text.c_str(), stdout);
+  else
+    write_file_atomically(arguments.output, text);
 }
 
 }  // namespace

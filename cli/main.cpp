@@ -32,7 +32,8 @@ void use_all_cores() {
 int run(int argc, char** argv) {
   CLI::App app("Transformers with PaTH attention: train, evaluate, generate.", "pathattn");
   app.set_version_flag("--version", fmt::format("pathattn {} (commit {}, torch {})", version(), commit(), torch_version()));
-  app.add_option_function<int>("--threads", [](int threads) { at::set_num_threads(threads); }, "CPU threads (default: all cores, or OMP_NUM_THREADS)")
+  app.add_option_function<int>(
+         "--threads", [](int threads) { at::set_num_threads(threads); }, "CPU threads (default: all cores, or OMP_NUM_THREADS)")
       ->check(CLI::Range(1, 1024));
   app.require_subcommand(1);
   app.fallthrough();
@@ -49,6 +50,9 @@ int run(int argc, char** argv) {
   } catch (const CLI::RuntimeError& status) {
     return status.get_exit_code();
   } catch (const CLI::ParseError& error) {
+    if (app.get_subcommands().empty() && !app.remaining().empty()) {
+      return report(fmt::format("there is no command {}; see --help", app.remaining().front()), kUsersMistake);
+    }
     return report(std::string(error.what()) + "; see --help", kUsersMistake);
   }
   return 0;

@@ -1,7 +1,7 @@
 // pathattn train
+#include "train/train.h"
 #include "base/error.h"
 #include "cli/commands.h"
-#include "train/train.h"
 
 namespace pathattn {
 namespace {

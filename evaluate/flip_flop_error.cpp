@@ -23,7 +23,8 @@ nlohmann::ordered_json evaluate_flip_flop(const LanguageModel& model, int64_t nu
   constexpr uint64_t kTestSeed = 0;
   constexpr int64_t kRowsAtOnce = 32;
   if (model.config().vocabulary_size != kNumFlipFlopTokens) {
-    fail("the model has {} tokens, the flip-flop language {}: evaluate it on what it was trained on", model.config().vocabulary_size, kNumFlipFlopTokens);
+    fail("the model has {} tokens, the flip-flop language {}: evaluate it on what it was trained on", model.config().vocabulary_size,
+         kNumFlipFlopTokens);
   }
   nlohmann::ordered_json results, reads;
   for (const FlipFlopTestSet& set : kFlipFlopTestSets) {

@@ -42,7 +42,8 @@ nlohmann::json checksums(const fs::path& folder) {
 
 // The trainer.json of a whole checkpoint; Error otherwise.
 nlohmann::json read_checkpoint(const fs::path& folder) {
-  if (nlohmann::json::parse(read_file(folder / "checksums.json"), nullptr, false) != checksums(folder)) {
+  const auto expected = nlohmann::json::parse(read_file(folder / "checksums.json"), nullptr, false);
+  if (expected.is_discarded() || expected != checksums(folder)) {
     fail("{} is damaged: its files do not match checksums.json", folder.string());
   }
   return nlohmann::json::parse(read_file(folder / "trainer.json"));

@@ -33,8 +33,10 @@ void AdamW::add_gradients() {
       at::Tensor& gradient = group.parameters[i].mutable_grad();
       at::Tensor& sum = group.gradients[i];
       if (!gradient.defined()) gradient = at::zeros_like(group.parameters[i]);
-      if (sum.defined()) sum.add_(gradient);
-      else sum = gradient;
+      if (sum.defined())
+        sum.add_(gradient);
+      else
+        sum = gradient;
       gradient.reset();
     }
   }

@@ -23,7 +23,8 @@ class AdamW {
   // One update by the sum, which is then empty.
   void step(double learning_rate);
 
-  // What an exact continuation needs besides the parameters: "first_moment.<parameter>" and "second_moment.<parameter>", this optimizer's own tensors.
+  // What an exact continuation needs besides the parameters: "first_moment.<parameter>" and "second_moment.<parameter>", this optimizer's own
+  // tensors.
   std::map<std::string, at::Tensor> state() const;
   // Copies saved tensors of the same names and shapes into state(); `steps` updates had been made. Error naming a tensor that does not fit.
   void load(const std::map<std::string, at::Tensor>& saved, int64_t steps);

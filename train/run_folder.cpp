@@ -18,7 +18,7 @@ void refuse_used_folder(const fs::path& run) {
 
 void refuse_changed_recipe(const json& then, const json& now) {
   // Paths of data may change: the data's fingerprint says whether the data did.
-  static const std::set<std::string> kMayChange = {"/data/files",           "/train/steps",     "/train/checkpoint_every",   "/train/keep_checkpoints",
+  static const std::set<std::string> kMayChange = {"/data/files",           "/train/steps",     "/train/checkpoint_every",  "/train/keep_checkpoints",
                                                    "/train/validate_every", "/train/log_every", "/train/validation_batches"};
   const json old_fields = then.flatten(), new_fields = now.flatten();
   std::set<std::string> keys;
@@ -30,7 +30,8 @@ void refuse_changed_recipe(const json& then, const json& now) {
     if (old_value == new_value || kMayChange.contains(key)) continue;
     std::string name = key.substr(1);
     std::replace(name.begin(), name.end(), '/', '.');
-    fail("{} was {} in this run and is {} now: put it back, choose another --output, or add --allow-changes", name, old_value.dump(), new_value.dump());
+    fail("{} was {} in this run and is {} now: put it back, choose another --output, or add --allow-changes", name, old_value.dump(),
+         new_value.dump());
   }
 }
 

@@ -40,7 +40,7 @@ struct Run {
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   double seconds_before = 0;  // spent by the processes that this one resumes
   int64_t step = 0, tokens = 0;
-  double loss = NAN;  // of the last step
+  double loss = NAN;         // of the last step
   fs::path checkpoint = {};  // the newest one, empty if there is none yet
 
   double seconds() const { return seconds_before + seconds_since(start); }
@@ -50,13 +50,13 @@ LanguageModel make_model(const ModelConfig& config, const TrainSettings& setting
   const at::ScalarType compute_type = settings.bf16 ? at::kBFloat16 : at::kFloat;
   if (!checkpoint) return LanguageModel(config, settings.seed, compute_type);
   LanguageModel model = load_model(checkpoint->folder, compute_type);
-  if (!(model.config() == config)) fail("the model in {} has another configuration than the recipe's: choose another --output", checkpoint->folder.string());
+  if (!(model.config() == config))
+    fail("the model in {} has another configuration than the recipe's: choose another --output", checkpoint->folder.string());
   return model;
 }
 
 void go_on_from(Run& run, const Checkpoint& checkpoint, bool allow_changes) {
   const json& trainer = checkpoint.trainer;
-  if (!allow_changes) refuse_changed_recipe(trainer.at("recipe"), run.recipe);
   run.data->seek(trainer.at("data"), allow_changes);
   run.optimizer.load(load_tensors(checkpoint.folder / "trainer.safetensors"), trainer.at("step"));
   trainer.at("step").get_to(run.step);
@@ -92,9 +92,10 @@ void record(const Run& run, const char* status) {
 }
 
 [[noreturn]] void fail_diverged(const Run& run, const char* quantity, double value) {
-  fail("the {} is {} at step {}: the training diverges; lower train.learning_rate ({}) or lengthen train.warmup_steps ({}), and {}", quantity, value,
-       run.step, run.settings.learning_rate, run.settings.warmup_steps,
-       run.checkpoint.empty() ? "start again in another --output" : fmt::format("go on from {} with --resume --allow-changes", run.checkpoint.string()));
+  fail("the {} is {} at step {}: the training diverges; lower train.learning_rate ({}) or lengthen train.warmup_steps ({}), and {}", quantity,
+       std::fabs(value), run.step, run.settings.learning_rate, run.settings.warmup_steps,
+       run.checkpoint.empty() ? "start again in another --output"
+                              : fmt::format("go on from {} with --resume --allow-changes", run.checkpoint.string()));
 }
 
 void train_one_step(Run& run, Metrics& metrics) {
@@ -146,6 +147,7 @@ TrainResult train(Recipe recipe, const fs::path& folder, const TrainOptions& opt
   if (settings.validate_every > 0) validation = make_validation_batches(recipe, settings.batch_size, settings.tokens, settings.validation_batches);
 
   const std::optional<Checkpoint> checkpoint = options.resume ? newest_checkpoint(folder) : std::nullopt;
+  if (checkpoint && !options.allow_changes) refuse_changed_recipe(checkpoint->trainer.at("recipe"), recipe.json());
   LanguageModel model = make_model(config, settings, checkpoint);
   AdamW optimizer(model, settings);
   Run run{folder, recipe.json(), settings, std::move(data), std::move(validation), std::move(model), std::move(optimizer)};

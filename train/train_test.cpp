@@ -31,10 +31,16 @@ class Training : public testing::Test {
 
   // A tiny recipe on the flip-flop language; `changes` is merged into it.
   static Recipe recipe(const json& changes = json::object()) {
-    json values = {
-        {"model", {{"kind", "path_fox"}, {"hidden_size", 16}, {"num_layers", 1}, {"num_heads", 2}, {"intermediate_size", 32}}},
-        {"data", {{"kind", "flip_flop"}}},
-        {"train", {{"batch_size", 4}, {"tokens", 32}, {"steps", 12}, {"warmup_steps", 8}, {"checkpoint_every", 6}, {"validate_every", 0}, {"gradient_clip", 0.5}}}};
+    json values = {{"model", {{"kind", "path_fox"}, {"hidden_size", 16}, {"num_layers", 1}, {"num_heads", 2}, {"intermediate_size", 32}}},
+                   {"data", {{"kind", "flip_flop"}}},
+                   {"train",
+                    {{"batch_size", 4},
+                     {"tokens", 32},
+                     {"steps", 12},
+                     {"warmup_steps", 8},
+                     {"checkpoint_every", 6},
+                     {"validate_every", 0},
+                     {"gradient_clip", 0.5}}}};
     values.merge_patch(changes);
     return Recipe::from_json(values, "tiny");
   }
@@ -63,7 +69,8 @@ class Training : public testing::Test {
     }
     EXPECT_EQ(train(recipe(changes), stopped, {.resume = true}).step, steps);
     const fs::path last = fs::path("checkpoints") / fmt::format("step-{:06}", steps);
-    for (const char* file : {"model.safetensors", "trainer.safetensors"}) EXPECT_EQ(read_file(straight / last / file), read_file(stopped / last / file)) << file;
+    for (const char* file : {"model.safetensors", "trainer.safetensors"})
+      EXPECT_EQ(read_file(straight / last / file), read_file(stopped / last / file)) << file;
     EXPECT_EQ(logged(straight), logged(stopped));
     EXPECT_EQ(static_cast<int64_t>(logged(straight).size()), steps);
   }
@@ -118,8 +125,7 @@ TEST_F(Training, adamw_follows_its_definition_and_spares_norms_biases_and_gates)
     for (const auto& [name, parameter] : model.named_parameters()) {
       const at::Tensor gradient = at::full_like(parameter, 0.1 * step).mul_(parameter.detach().sign() + 0.5);
       parameter.mutable_grad() = gradient;
-      const bool decay =
-          name.find("norm") == std::string::npos && name.find("bias") == std::string::npos && name.find("g_proj") == std::string::npos;
+      const bool decay = name.find("norm") == std::string::npos && name.find("bias") == std::string::npos && name.find("g_proj") == std::string::npos;
       at::Tensor& m = first.try_emplace(name, at::zeros_like(gradient, at::kDouble)).first->second;
       at::Tensor& v = second.try_emplace(name, at::zeros_like(gradient, at::kDouble)).first->second;
       m = 0.8 * m + 0.2 * gradient;
@@ -250,7 +256,8 @@ TEST_F(Training, changed_recipe_is_refused_by_field) {
   const fs::path run = folder_ / "run";
   train(recipe(), run);
   const auto resume = [&](const json& values) { return error_of([&] { train(recipe(values), run, {.resume = true}); }); };
-  EXPECT_NE(resume({{"train", {{"learning_rate", 0.5}}}}).find("train.learning_rate was \"not given\" in this run and is 0.5 now"), std::string::npos);
+  EXPECT_NE(resume({{"train", {{"learning_rate", 0.5}}}}).find("train.learning_rate was \"not given\" in this run and is 0.5 now"),
+            std::string::npos);
   EXPECT_NE(resume({{"model", {{"kind", "rope"}}}}).find("rope"), std::string::npos);
   EXPECT_EQ(resume({{"train", {{"steps", 13}, {"checkpoint_every", 1}, {"log_every", 2}}}}), "no error");
   EXPECT_NE(resume({{"train", {{"lerning_rate", 0.5}}}}).find("train.learning_rate"), std::string::npos);
@@ -293,7 +300,7 @@ TEST_F(Training, only_the_newest_checkpoints_are_kept) {
 }
 
 TEST_F(Training, divergence_stops_and_says_what_to_do) {
-  const json wild = {{"train", {{"learning_rate", 100}, {"weight_decay", 100}, {"warmup_steps", 0}, {"steps", 100}, {"checkpoint_every", 2}}}};
+  const json wild = {{"train", {{"learning_rate", 100}, {"weight_decay", 100}, {"warmup_steps", 0}, {"steps", 100}, {"checkpoint_every", 1}}}};
   const std::string message = error_of([&] { train(recipe(wild), folder_ / "run"); });
   EXPECT_NE(message.find("lower train.learning_rate"), std::string::npos) << message;
   EXPECT_TRUE(newest_checkpoint(folder_ / "run").has_value());
@@ -302,7 +309,8 @@ TEST_F(Training, divergence_stops_and_says_what_to_do) {
 
 // bfloat16 numbers near 1 are 0.0078 apart: norm weights kept in bfloat16 would never move at this learning rate.
 TEST_F(Training, P31_norm_weights_move_in_bfloat16) {
-  json changes = {{"model", {{"qk_norm", true}}}, {"train", {{"steps", 200}, {"learning_rate", 1e-4}, {"warmup_steps", 0}, {"final_learning_rate_fraction", 1}}}};
+  json changes = {{"model", {{"qk_norm", true}}},
+                  {"train", {{"steps", 200}, {"learning_rate", 1e-4}, {"warmup_steps", 0}, {"final_learning_rate_fraction", 1}}}};
   std::map<std::string, at::Tensor> moved[2];
   for (int bf16 : {0, 1}) {
     changes["train"]["precision"] = bf16 ? "bf16" : "fp32";
