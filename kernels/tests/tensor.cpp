@@ -9,11 +9,14 @@ namespace pathattn::test {
 
 size_t element_size(DType dtype) { return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2; }
 
-double unit_roundoff(DType dtype) { return dtype == DType::kFloat64 ? 0x1p-53 : dtype == DType::kFloat32 ? 0x1p-24 : 0x1p-9; }
+double unit_roundoff(DType dtype) {
+  return dtype == DType::kFloat64 ? 0x1p-53 : dtype == DType::kFloat32 ? 0x1p-24 : dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-9;
+}
 
 double load(const void* data, DType dtype, int64_t at) {
   if (dtype == DType::kFloat64) return static_cast<const double*>(data)[at];
   if (dtype == DType::kFloat32) return static_cast<const float*>(data)[at];
+  if (dtype == DType::kFloat16) return static_cast<double>(static_cast<const _Float16*>(data)[at]);
   return std::bit_cast<float>(static_cast<uint32_t>(static_cast<const uint16_t*>(data)[at]) << 16);
 }
 
@@ -22,6 +25,8 @@ void store(void* data, DType dtype, int64_t at, double value) {
     static_cast<double*>(data)[at] = value;
   } else if (dtype == DType::kFloat32) {
     static_cast<float*>(data)[at] = static_cast<float>(value);
+  } else if (dtype == DType::kFloat16) {
+    static_cast<_Float16*>(data)[at] = static_cast<_Float16>(value);
   } else {
     const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(value));
     const uint32_t rounded = std::isnan(value) ? 0xffff0000 : bits + 0x7fff + ((bits >> 16) & 1);

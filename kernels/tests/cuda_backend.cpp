@@ -1,0 +1,135 @@
+#include "kernels/tests/cuda_backend.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <list>
+#include <stdexcept>
+#include <type_traits>
+
+#include "kernels/cuda/cuda.h"
+
+namespace pathattn::test {
+namespace {
+
+void require(cudaError_t error) {
+  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
+}
+
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(size_t size) : size_(size) { require(cudaMalloc(&data_, size + kTail)), require(cudaMemset(data_, 0xff, size + kTail)); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  ~DeviceMemory() { cudaFree(data_); }
+  void* data() const { return data_; }
+  bool tail_untouched() const {
+    std::vector<unsigned char> tail(kTail);
+    require(cudaMemcpy(tail.data(), static_cast<char*>(data_) + size_, kTail, cudaMemcpyDeviceToHost));
+    return std::all_of(tail.begin(), tail.end(), [](unsigned char byte) { return byte == 0xff; });
+  }
+
+ private:
+  static constexpr size_t kTail = 4096;
+  size_t size_;
+  void* data_ = nullptr;
+};
+
+// The device's copies of a call's tensors.
+class Copies {
+ public:
+  explicit Copies(const Problem& problem) : problem_(problem) {}
+
+  template <typename AnyView>
+  void move(AnyView& view, DType dtype, int64_t heads, int64_t width) {
+    if (view.data == nullptr) return;
+    const Problem& p = problem_;
+    const int64_t last = (p.batch - 1) * view.batch_stride + (p.tokens - 1) * view.token_stride + (heads - 1) * view.head_stride + width;
+    const size_t size = last * element_size(dtype);
+    memory_.emplace_back(size);
+    require(cudaMemcpy(memory_.back().data(), view.data, size, cudaMemcpyHostToDevice));
+    if constexpr (std::is_same_v<AnyView, View>) outputs_.push_back({view.data, &memory_.back(), size});
+    view.data = memory_.back().data();
+  }
+  void move_cu_seqlens(Problem& p) {
+    if (p.cu_seqlens == nullptr) return;
+    const size_t size = (p.num_documents + 1) * sizeof(int64_t);
+    memory_.emplace_back(size);
+    require(cudaMemcpy(memory_.back().data(), p.cu_seqlens, size, cudaMemcpyHostToDevice));
+    p.cu_seqlens = static_cast<const int64_t*>(memory_.back().data());
+  }
+  void bring_back() const {
+    for (const Output& output : outputs_) {
+      require(cudaMemcpy(output.host, output.device->data(), output.size, cudaMemcpyDeviceToHost));
+      if (!output.device->tail_untouched()) throw std::runtime_error("written behind an output");
+    }
+  }
+
+ private:
+  struct Output {
+    void* host;
+    DeviceMemory* device;
+    size_t size;
+  };
+  const Problem problem_;
+  std::list<DeviceMemory> memory_;
+  std::vector<Output> outputs_;
+};
+
+template <typename Arguments>
+void move_common(Copies& copies, Arguments& a) {
+  const Problem& p = a.problem;
+  copies.move(a.q, p.dtype, p.query_heads, p.key_width);
+  copies.move(a.k, p.dtype, p.key_heads, p.key_width);
+  copies.move(a.v, p.dtype, p.key_heads, p.value_width);
+  copies.move(a.w, DType::kFloat32, p.key_heads, p.key_width);
+  copies.move(a.beta, DType::kFloat32, p.key_heads, 1);
+  copies.move(a.g, DType::kFloat32, p.query_heads, 1);
+  copies.move(a.o, p.dtype, p.query_heads, p.value_width);
+  copies.move(a.lse, DType::kFloat32, p.query_heads, 1);
+}
+
+template <typename Arguments, typename Kernel>
+Status run(const Copies& copies, const Arguments& arguments, size_t workspace_size, Kernel kernel) {
+  const DeviceMemory workspace(workspace_size);
+  const Status status = kernel(arguments, workspace.data(), nullptr);
+  require(cudaDeviceSynchronize());
+  if (!workspace.tail_untouched()) throw std::runtime_error("written behind the workspace");
+  copies.bring_back();
+  return status;
+}
+
+Status forward_on_device(ForwardArguments a) {
+  Copies copies(a.problem);
+  const size_t size = cuda::forward_workspace_size(a.problem, a.w.data, a.g.data);
+  move_common(copies, a);
+  copies.move_cu_seqlens(a.problem);
+  return run(copies, a, size, cuda::forward);
+}
+
+Status backward_on_device(BackwardArguments a) {
+  Copies copies(a.problem);
+  const Problem& p = a.problem;
+  const size_t size = cuda::backward_workspace_size(p, a.w.data, a.g.data);
+  move_common(copies, a);
+  copies.move(a.d_o, p.dtype, p.query_heads, p.value_width);
+  copies.move(a.d_lse, DType::kFloat32, p.query_heads, 1);
+  copies.move(a.dq, p.dtype, p.query_heads, p.key_width);
+  copies.move(a.dk, p.dtype, p.key_heads, p.key_width);
+  copies.move(a.dv, p.dtype, p.key_heads, p.value_width);
+  copies.move(a.dw, DType::kFloat32, p.key_heads, p.key_width);
+  copies.move(a.dbeta, DType::kFloat32, p.key_heads, 1);
+  copies.move(a.dg, DType::kFloat32, p.query_heads, 1);
+  copies.move_cu_seqlens(a.problem);
+  return run(copies, a, size, cuda::backward);
+}
+
+}  // namespace
+
+bool has_cuda_device() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+Backend cuda_backend() { return {"cuda", forward_on_device, backward_on_device}; }
+
+}  // namespace pathattn::test

@@ -1,0 +1,11 @@
+// CUDA kernels as a backend of the tests: tensors are copied to the device and back, gaps between their elements included.
+#pragma once
+
+#include "kernels/tests/backend.h"
+
+namespace pathattn::test {
+
+bool has_cuda_device();
+Backend cuda_backend();
+
+}  // namespace pathattn::test
