@@ -1,6 +1,10 @@
 // The operators on a CPU: kernels/cpu on at::parallel_for, with workspaces from torch's allocator.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/square.h>
+#include <ATen/ops/sum.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -31,6 +35,13 @@ void run(int num_workers, size_t workspace_size, Kernel&& kernel) {
   check_status(kernel(workspace.mutable_data_ptr(), Executor{num_workers, parallel_for}));
 }
 
+// Factors that grow vectors may overflow (docs/numerics.md): that is not left to be found in the loss. Other inputs' own NaNs pass.
+void check_overflow(const KernelInputs& in, const at::Tensor& result) {
+  if (!in.w.defined() || at::isfinite(result).all().item<bool>()) return;
+  const double growth = (in.beta * at::square(in.w).sum(-1)).max().item<double>();
+  TORCH_CHECK_VALUE(!(growth > 2 + 0x1p-7), "scores overflowed: beta * |w|^2 must not exceed 2 (normalise w), got up to ", growth);
+}
+
 std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
                                                   const OptionalTensor& beta, const OptionalTensor& g, std::optional<double> scale,
                                                   const OptionalTensor& cu_seqlens, bool gate_scaled) {
@@ -44,6 +55,7 @@ std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at:
   const int workers = available_workers();
   run(workers, cpu::forward_workspace_size(in.problem, in.w.defined(), workers),
       [&](void* workspace, const Executor& executor) { return cpu::forward(arguments, workspace, executor); });
+  check_overflow(in, lse);
   return {o, lse};
 }
 
@@ -100,6 +112,7 @@ at::Tensor prefill(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   const int workers = available_workers();
   run(workers, cpu::prefill_workspace_size(in.problem, in.w.defined(), workers),
       [&](void* workspace, const Executor& executor) { return cpu::prefill(arguments, state, workspace, executor); });
+  check_overflow(in, lse);
   return o;
 }
 
@@ -121,6 +134,7 @@ at::Tensor decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   const int workers = available_workers();
   run(workers, cpu::decode_workspace_size(in.problem, state, workers),
       [&](void* workspace, const Executor& executor) { return cpu::decode(arguments, state, workspace, executor); });
+  check_overflow(in, o);
   return o;
 }
 

@@ -85,6 +85,24 @@ def test_nothing_to_do(batch, tokens, cu_seqlens):
     assert all(x.grad.shape == x.shape for x in inputs.values())
 
 
+@pytest.mark.parametrize("tokens, width, norm", [(512, 64, 1.05), (64, 128, None)])
+def test_P27_overflow_is_no_silent_matter(tokens, width, norm):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, tokens, 1, width) for _ in range(3))
+    w = torch.randn(1, tokens, 1, width)
+    if norm:
+        w = torch.nn.functional.normalize(w[:, :1], dim=-1).expand_as(w) * norm  # the same w at every token
+    beta = torch.full((1, tokens, 1), 2.0)
+    try:
+        o = pathattn.path_attention(q, k, v, w, beta)
+    except ValueError as error:
+        assert "normalise w" in str(error)
+    else:
+        assert o.isfinite().all()
+    with pytest.raises(ValueError, match=r"beta \* \|w\|\^2 must not exceed 2"):
+        pathattn.path_attention(q, k, v, 1e3 * w, beta)
+
+
 def test_P32_gradients_of_w_beta_g_are_full_float32():
     inputs = random_inputs(1, 70, 2, 1, 16, 16, dtype=torch.bfloat16)
     for name, gradient in gradients(attend, inputs, torch.randn(1, 70, 2, 16)).items():
