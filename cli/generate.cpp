@@ -25,7 +25,8 @@ std::vector<int64_t> tokens_of(const std::string& prompt, int64_t vocabulary_siz
   std::vector<int64_t> tokens;
   for (const char c : prompt) {
     const auto byte = static_cast<unsigned char>(c);
-    if (byte >= vocabulary_size) fail("byte {} at position {} of the prompt is outside the model's vocabulary of {}", byte, tokens.size(), vocabulary_size);
+    if (byte >= vocabulary_size)
+      fail("byte {} at position {} of the prompt is outside the model's vocabulary of {}", byte, tokens.size(), vocabulary_size);
     tokens.push_back(byte);
   }
   return tokens;
@@ -55,9 +56,12 @@ void add_generate_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a model over bytes; the continuation goes to stdout as it comes");
   auto arguments = std::make_shared<Arguments>();
   GenerateOptions& options = arguments->options;
-  command->add_option("RUN", arguments->model, "A run (its newest checkpoint is used), or a folder with config.json and model.safetensors")->required();
+  command->add_option("RUN", arguments->model, "A run (its newest checkpoint is used), or a folder with config.json and model.safetensors")
+      ->required();
   command->add_option("--prompt", arguments->prompt, "Text to continue")->required();
-  command->add_option("--max-new-tokens", options.max_new_tokens, "Bytes to generate")->check(CLI::Range(int64_t{1}, kMaxNewTokens))->capture_default_str();
+  command->add_option("--max-new-tokens", options.max_new_tokens, "Bytes to generate")
+      ->check(CLI::Range(int64_t{1}, kMaxNewTokens))
+      ->capture_default_str();
   command->add_option("--temperature", options.sampling.temperature, "Below 1 likely bytes become likelier; 0 takes the most likely one")
       ->capture_default_str();
   command->add_option("--top-p", options.sampling.top_p, "Only the most likely bytes that together reach this probability")->capture_default_str();

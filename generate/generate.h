@@ -19,8 +19,8 @@ struct GenerateOptions {
 // Called with each new token as soon as it is drawn; `prompt` counts from 0.
 using OnToken = std::function<void(int64_t prompt, int64_t token)>;
 
-// The new tokens of each prompt: max_new_tokens, or fewer where the configuration's eos_token_id was drawn (it is left out). What a prompt gets depends
-// on its own tokens, its number and the seed, not on the other prompts. An empty prompt begins with bos_token_id; without one it is an Error.
+// The new tokens of each prompt: max_new_tokens, or fewer where the configuration's eos_token_id was drawn (it is left out). What a prompt gets
+// depends on its own tokens, its number and the seed, not on the other prompts. An empty prompt begins with bos_token_id; without one it is an Error.
 std::vector<std::vector<int64_t>> generate(const LanguageModel& model, std::vector<std::vector<int64_t>> prompts, const GenerateOptions& options,
                                            const OnToken& on_token = {});
 

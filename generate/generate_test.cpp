@@ -31,7 +31,8 @@ TEST(Sampler, S07_values_outside_their_range_are_named) {
   const double nan = std::nan("");
   for (const double temperature : {-1.0, -1e-9, kDoubleInfinity, nan})
     EXPECT_EQ(error_of([&] { SamplingOptions{.temperature = temperature}.check(); }).find("temperature is "), 0u) << temperature;
-  for (const double top_p : {-1.0, 0.0, 1.0001, 2.0, nan}) EXPECT_EQ(error_of([&] { SamplingOptions{.top_p = top_p}.check(); }).find("top_p is "), 0u) << top_p;
+  for (const double top_p : {-1.0, 0.0, 1.0001, 2.0, nan})
+    EXPECT_EQ(error_of([&] { SamplingOptions{.top_p = top_p}.check(); }).find("top_p is "), 0u) << top_p;
   EXPECT_EQ(error_of([] { SamplingOptions{.top_k = -1}.check(); }).find("top_k is -1"), 0u);
   for (const double temperature : {0.0, 1e-9, 1e6}) SamplingOptions{.temperature = temperature}.check();
 }

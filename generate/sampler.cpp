@@ -26,7 +26,8 @@ float largest(std::span<const float> logits) {
 }  // namespace
 
 void SamplingOptions::check() const {
-  if (!(temperature >= 0) || !std::isfinite(temperature)) fail("temperature is {}, it must be a finite number, 0 or more (0: the most likely token)", temperature);
+  if (!(temperature >= 0) || !std::isfinite(temperature))
+    fail("temperature is {}, it must be a finite number, 0 or more (0: the most likely token)", temperature);
   if (!(top_p > 0 && top_p <= 1)) fail("top_p is {}, it must be more than 0 and at most 1", top_p);
   if (top_k < 0) fail("top_k is {}, it must be 0 (all tokens) or more", top_k);
 }

@@ -13,11 +13,11 @@ struct SamplingOptions {
   double top_p = 1;        // in (0, 1]: only the most likely tokens that together reach this probability
   int64_t top_k = 0;       // only this many of the most likely tokens; 0: all
 
-  void check() const;      // Error naming the field and its value
+  void check() const;  // Error naming the field and its value
 };
 
-// A token drawn with probability proportional to exp(logit / temperature) among those that top_k, then top_p, leave. Of equally likely tokens lower ones
-// come first. Logits of +infinity share all of the probability; those of -infinity have none. Error if a logit is NaN or all are -infinity.
+// A token drawn with probability proportional to exp(logit / temperature) among those that top_k, then top_p, leave. Of equally likely tokens lower
+// ones come first. Logits of +infinity share all of the probability; those of -infinity have none. Error if a logit is NaN or all are -infinity.
 int64_t sample(std::span<const float> logits, const SamplingOptions& options, Random& random);
 
 }  // namespace pathattn

@@ -25,8 +25,8 @@ enum class Pass { kForward, kPrefill, kDecode };
 struct Call {
   Pass pass = Pass::kForward;
   at::ScalarType compute_type = at::kFloat;
-  std::optional<Packing> packing;           // if the documents are packed
-  at::Tensor rotation_cos, rotation_sin;    // [B or 1, T, 1, D/2]; undefined unless the kind is rope
+  std::optional<Packing> packing;         // if the documents are packed
+  at::Tensor rotation_cos, rotation_sin;  // [B or 1, T, 1, D/2]; undefined unless the kind is rope
 };
 
 class AttentionLayer {

@@ -77,12 +77,15 @@ class WeightFiles {
     for (const auto& [tensor, file] : file_of_tensor) {
       const auto& entries = files_.at(file).entries();
       const auto found = entries.find(tensor);
-      if (found == entries.end()) faults.push_back(fmt::format("{} is not in {}", tensor, file));
-      else weights_.emplace(tensor, &found->second);
+      if (found == entries.end())
+        faults.push_back(fmt::format("{} is not in {}", tensor, file));
+      else
+        weights_.emplace(tensor, &found->second);
     }
     for (const auto& [name, file] : files_)
       for (const auto& [tensor, entry] : file.entries())
-        if (!file_of_tensor.contains(tensor) || file_of_tensor.at(tensor) != name) faults.push_back(fmt::format("{} in {} is not listed", tensor, name));
+        if (!file_of_tensor.contains(tensor) || file_of_tensor.at(tensor) != name)
+          faults.push_back(fmt::format("{} in {} is not listed", tensor, name));
     if (!faults.empty()) fail("{}: the index does not fit its files: {}", index.string(), list(faults));
   }
 

@@ -27,7 +27,8 @@ class Checkpoint : public testing::Test {
     return error_of([&] { load_model(folder_); });
   }
   void write_index(const std::map<std::string, std::string>& files) {
-    write_file_atomically(folder_ / "model.safetensors.index.json", nlohmann::json({{"metadata", nlohmann::json::object()}, {"weight_map", files}}).dump());
+    write_file_atomically(folder_ / "model.safetensors.index.json",
+                          nlohmann::json({{"metadata", nlohmann::json::object()}, {"weight_map", files}}).dump());
   }
 
   std::filesystem::path folder_;

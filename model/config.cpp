@@ -210,11 +210,16 @@ ModelConfig ModelConfig::from_json(const json& values, const std::string& where)
   const Fields fields(values, where);
   const std::string type = fields.string("model_type");
   ModelConfig config;
-  if (type == "path_attn") read_path(fields, config);
-  else if (type == "forgetting_transformer") read_fox(fields, config);
-  else if (type == "llama") read_llama(fields, config);
-  else if (type == "pathattn") read_own(fields, config);
-  else fail("{}: model_type \"{}\" is unknown, supported are path_attn, forgetting_transformer, llama and pathattn", where, type);
+  if (type == "path_attn")
+    read_path(fields, config);
+  else if (type == "forgetting_transformer")
+    read_fox(fields, config);
+  else if (type == "llama")
+    read_llama(fields, config);
+  else if (type == "pathattn")
+    read_own(fields, config);
+  else
+    fail("{}: model_type \"{}\" is unknown, supported are path_attn, forgetting_transformer, llama and pathattn", where, type);
   config.check(where);
   return config;
 }
@@ -229,15 +234,25 @@ json ModelConfig::to_json() const {
   if (bos_token_id) values["bos_token_id"] = *bos_token_id;
   if (eos_token_id) values["eos_token_id"] = *eos_token_id;
   if (kind == AttentionKind::kRope) {
-    values.update({{"model_type", "llama"}, {"architectures", {"LlamaForCausalLM"}}, {"num_attention_heads", num_heads},
-                   {"num_key_value_heads", num_kv_heads}, {"head_dim", head_dim()}, {"rms_norm_eps", norm_eps}, {"rope_theta", rope_theta},
-                   {"hidden_act", "silu"}, {"attention_bias", false}, {"mlp_bias", false}});
+    values.update({{"model_type", "llama"},
+                   {"architectures", {"LlamaForCausalLM"}},
+                   {"num_attention_heads", num_heads},
+                   {"num_key_value_heads", num_kv_heads},
+                   {"head_dim", head_dim()},
+                   {"rms_norm_eps", norm_eps},
+                   {"rope_theta", rope_theta},
+                   {"hidden_act", "silu"},
+                   {"attention_bias", false},
+                   {"mlp_bias", false}});
     return values;
   }
   values.update({{"num_heads", num_heads}, {"num_kv_heads", num_kv_heads}, {"norm_eps", norm_eps}, {"hidden_act", "swish"}});
   if (kind == AttentionKind::kFox) {
-    values.update({{"model_type", "forgetting_transformer"}, {"architectures", {"ForgettingTransformerForCausalLM"}}, {"qk_norm", qk_norm},
-                   {"qkv_bias", qkv_bias}, {"use_output_gate", output_gate}});
+    values.update({{"model_type", "forgetting_transformer"},
+                   {"architectures", {"ForgettingTransformerForCausalLM"}},
+                   {"qk_norm", qk_norm},
+                   {"qkv_bias", qkv_bias},
+                   {"use_output_gate", output_gate}});
     return values;
   }
   if (is_public_path(*this)) {
@@ -246,8 +261,8 @@ json ModelConfig::to_json() const {
     values.update({{"model_type", "pathattn"}, {"attention", name_of(kind)}});
   }
   if (has_w()) {
-    values.update({{"use_low_rank_w", low_rank_w}, {"use_w_shortconv", w_conv}, {"conv_size", conv_size}, {"conv_bias", conv_bias},
-                   {"use_qk_norm", qk_norm}});
+    values.update(
+        {{"use_low_rank_w", low_rank_w}, {"use_w_shortconv", w_conv}, {"conv_size", conv_size}, {"conv_bias", conv_bias}, {"use_qk_norm", qk_norm}});
   }
   if (kind == AttentionKind::kPathFox) values["gate_scaled"] = gate_scaled;
   return values;

@@ -13,25 +13,25 @@ namespace pathattn {
 
 enum class AttentionKind { kPath, kPathFox, kFox, kRope, kNope };
 
-const char* name_of(AttentionKind kind);                          // "path", "path_fox", "fox", "rope", "nope"
-AttentionKind attention_kind(const std::string& name);            // Error lists the kinds
+const char* name_of(AttentionKind kind);                // "path", "path_fox", "fox", "rope", "nope"
+AttentionKind attention_kind(const std::string& name);  // Error lists the kinds
 
 struct ModelConfig {
   AttentionKind kind = AttentionKind::kPath;
   int64_t vocabulary_size = 0, hidden_size = 0, num_layers = 0;
-  int64_t num_heads = 0, num_kv_heads = 0;                        // num_heads a multiple of num_kv_heads
-  int64_t intermediate_size = 0;                                  // of the SwiGLU
-  double norm_eps = 1e-6;                                         // of the layers' norms; norms of queries and keys have 1e-5
-  bool tie_word_embeddings = false;                               // logits with the embedding matrix; no lm_head
+  int64_t num_heads = 0, num_kv_heads = 0;  // num_heads a multiple of num_kv_heads
+  int64_t intermediate_size = 0;            // of the SwiGLU
+  double norm_eps = 1e-6;                   // of the layers' norms; norms of queries and keys have 1e-5
+  bool tie_word_embeddings = false;         // logits with the embedding matrix; no lm_head
 
-  bool qk_norm = false;                                           // path, path_fox, fox
-  bool low_rank_w = true;                                         // path, path_fox: w through rank 32, otherwise one matrix
-  bool w_conv = true;                                             // path, path_fox: causal convolution and SiLU on w
+  bool qk_norm = false;    // path, path_fox, fox
+  bool low_rank_w = true;  // path, path_fox: w through rank 32, otherwise one matrix
+  bool w_conv = true;      // path, path_fox: causal convolution and SiLU on w
   int64_t conv_size = 3;
   bool conv_bias = false;
-  bool gate_scaled = false;                                       // path_fox: the gate's sum is multiplied by head_dim^-1/2 too
-  bool qkv_bias = false, output_gate = false;                     // fox
-  double rope_theta = 10000;                                      // rope
+  bool gate_scaled = false;                    // path_fox: the gate's sum is multiplied by head_dim^-1/2 too
+  bool qkv_bias = false, output_gate = false;  // fox
+  double rope_theta = 10000;                   // rope
 
   std::optional<int64_t> bos_token_id, eos_token_id;
 
@@ -45,7 +45,7 @@ struct ModelConfig {
   // model_type path_attn, forgetting_transformer or llama where the owner of that type computes the same function, otherwise pathattn.
   nlohmann::json to_json() const;
 
-  void check(const std::string& where) const;                     // Error if sizes do not fit together
+  void check(const std::string& where) const;  // Error if sizes do not fit together
   bool operator==(const ModelConfig&) const = default;
 };
 
@@ -53,7 +53,8 @@ struct ModelConfig {
 int64_t default_intermediate_size(int64_t hidden_size, int64_t hidden_ratio = 4);
 
 // Reads [model] kind, hidden_size, num_layers, num_heads, num_kv_heads (0: num_heads), intermediate_size (0: the default), norm_eps,
-// tie_word_embeddings and the options of that kind: qk_norm, low_rank_w, w_conv, conv_size, conv_bias, gate_scaled, qkv_bias, output_gate, rope_theta.
+// tie_word_embeddings and the options of that kind: qk_norm, low_rank_w, w_conv, conv_size, conv_bias, gate_scaled, qkv_bias, output_gate,
+// rope_theta.
 ModelConfig model_config_from_recipe(Recipe& recipe, int64_t vocabulary_size);
 
 }  // namespace pathattn

@@ -56,7 +56,8 @@ TEST_P(GoldenModel, every_split_point) {
   const at::Tensor tokens = recorded("input_ids"), logits = recorded("logits");
   for (int64_t split = 1; split < 75; ++split) {
     LanguageState state = model.empty_state(2, 75);
-    const at::Tensor first = model.prefill(tokens.narrow(1, 0, split), std::nullopt, state), rest = model.step(tokens.narrow(1, split, 75 - split), state);
+    const at::Tensor first = model.prefill(tokens.narrow(1, 0, split), std::nullopt, state),
+                     rest = model.step(tokens.narrow(1, split, 75 - split), state);
     EXPECT_LT(relative_error(model.logits(torch::cat({first, rest}, 1)), logits), kFloatBound) << split;
   }
 }

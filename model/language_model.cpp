@@ -30,9 +30,15 @@ std::map<std::string, at::Tensor> random_parameters(const ModelConfig& config, u
   for (const ParameterEntry& entry : parameter_table(config)) {
     at::Tensor tensor = at::empty(entry.shape, type);
     switch (entry.start) {
-      case Start::kNormal: tensor.normal_(0, kStartDeviation, generator); break;
-      case Start::kZeros: tensor.zero_(); break;
-      case Start::kOnes: tensor.fill_(1); break;
+      case Start::kNormal:
+        tensor.normal_(0, kStartDeviation, generator);
+        break;
+      case Start::kZeros:
+        tensor.zero_();
+        break;
+      case Start::kOnes:
+        tensor.fill_(1);
+        break;
     }
     parameters.emplace(entry.name, tensor);
   }
@@ -85,7 +91,8 @@ void LanguageModel::check_tokens(const at::Tensor& tokens, const std::string& wh
   if (low.item<int64_t>() >= 0 && high.item<int64_t>() < config_.vocabulary_size) return;
   const at::Tensor wrong = tokens.lt(0).logical_or_(tokens.ge(config_.vocabulary_size)).nonzero()[0];
   const int64_t row = wrong[0].item<int64_t>(), column = wrong[1].item<int64_t>();
-  fail("{}: token {} at position {} of row {} is outside the vocabulary of {}", where, tokens[row][column].item<int64_t>(), column, row, config_.vocabulary_size);
+  fail("{}: token {} at position {} of row {} is outside the vocabulary of {}", where, tokens[row][column].item<int64_t>(), column, row,
+       config_.vocabulary_size);
 }
 
 at::Tensor LanguageModel::run(const at::Tensor& tokens_BT, const std::optional<at::Tensor>& cu_seqlens, LanguageState* state, Pass pass) const {
@@ -96,8 +103,7 @@ at::Tensor LanguageModel::run(const at::Tensor& tokens_BT, const std::optional<a
   if (config_.kind == AttentionKind::kRope) {
     at::Tensor positions_BT = call.packing ? call.packing->positions.unsqueeze(0) : at::arange(tokens_BT.size(1)).unsqueeze(0);
     if (pass == Pass::kDecode) positions_BT = positions_BT + state->layers[0].attention.lengths.unsqueeze(1);
-    std::tie(call.rotation_cos, call.rotation_sin) =
-        rotation_at(positions_BT, config_.head_dim(), config_.rope_theta, parameter_type(compute_type_));
+    std::tie(call.rotation_cos, call.rotation_sin) = rotation_at(positions_BT, config_.head_dim(), config_.rope_theta, parameter_type(compute_type_));
   }
   const auto weight = [&](const at::Tensor& parameter) { return parameter.to(compute_type_); };
   at::Tensor x_BTE = at::embedding(embedding_, tokens_BT);
@@ -124,7 +130,7 @@ LanguageState LanguageModel::empty_state(int64_t sequences, int64_t capacity) co
   LanguageState state{sequences, capacity, {}};
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     AttentionState layer{DecodingTensors::create(sequences, capacity, config_.num_heads, config_.num_kv_heads, config_.head_dim(), config_.head_dim(),
-                                               compute_type_, config_.has_w(), config_.has_gate()),
+                                                 compute_type_, config_.has_w(), config_.has_gate()),
                          {}};
     if (config_.has_w() && config_.w_conv)
       layer.conv_inputs = at::zeros({sequences, config_.conv_size - 1, config_.kv_dim()}, parameter_type(compute_type_));

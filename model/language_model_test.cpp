@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "model/rotary.h"
 #include "model/row_norm.h"
 #include "model/test_models.h"
 
@@ -51,7 +52,8 @@ TEST(LanguageModel, P20_a_ragged_batch_is_the_token_weighted_mean_of_its_rows) {
       logits.push_back(packed_logits[0].narrow(0, start, length - 1));
       targets.push_back(row[0].narrow(0, 1, length - 1));
     }
-    const at::Tensor packed_loss = torch::nn::functional::cross_entropy(torch::cat(logits), torch::cat(targets)), loss = torch::stack(losses).sum() / 260;
+    const at::Tensor packed_loss = torch::nn::functional::cross_entropy(torch::cat(logits), torch::cat(targets)),
+                     loss = torch::stack(losses).sum() / 260;
     EXPECT_NEAR(packed_loss.item<double>() / loss.item<double>(), 1, 1e-5);
     packed_loss.backward();
     loss.backward();
@@ -138,8 +140,41 @@ TEST(LanguageModel, row_norms_have_the_gradients_of_their_formulas) {
   EXPECT_LT(relative_error(torch::autograd::grad({unit_norm(small)}, {small}, {dy})[0], expected[0]), 1e-13);
 }
 
+TEST(LanguageModel, rope_and_nope_layers_are_softmax_attention) {
+  torch::NoGradGuard no_gradients;
+  constexpr int64_t kTokens = 11, kHeads = 4, kWidth = 8;
+  const at::Tensor x = torch::randn({2, kTokens, 32}, torch::kDouble), mask = torch::ones({kTokens, kTokens}, torch::kBool).triu(1);
+  for (const auto kind : {AttentionKind::kRope, AttentionKind::kNope}) {
+    std::map<std::string, at::Tensor> weights;
+    for (const auto& [name, rows] : {std::pair{"q", 32}, std::pair{"k", 16}, std::pair{"v", 16}, std::pair{"o", 32}})
+      weights[std::string(name) + "_proj.weight"] = torch::randn({rows, 32}, torch::kDouble) / 4;
+    const auto heads = [&](const char* name, int64_t count) {
+      return x.matmul(weights.at(name).t()).view({2, kTokens, count, kWidth}).repeat_interleave(kHeads / count, 2).transpose(1, 2);
+    };
+    at::Tensor q = heads("q_proj.weight", 4), k = heads("k_proj.weight", 2);
+    const at::Tensor v = heads("v_proj.weight", 2);
+    Call call;
+    call.compute_type = at::kDouble;
+    if (kind == AttentionKind::kRope) {
+      const at::Tensor frequencies = torch::pow(100.0, -torch::arange(0, 4, torch::kDouble) / 4);
+      const at::Tensor turns =
+          torch::polar(torch::ones({kTokens, 4}, torch::kDouble), torch::arange(kTokens, torch::kDouble).unsqueeze(1) * frequencies);
+      const auto turn = [&](const at::Tensor& heads_BHTD) {
+        const at::Tensor turned = torch::complex(heads_BHTD.narrow(-1, 0, 4).contiguous(), heads_BHTD.narrow(-1, 4, 4).contiguous()) * turns;
+        return torch::cat({torch::real(turned), torch::imag(turned)}, -1);
+      };
+      q = turn(q), k = turn(k);
+      std::tie(call.rotation_cos, call.rotation_sin) = rotation_at(torch::arange(kTokens).unsqueeze(0), kWidth, 100, at::kDouble);
+    }
+    const at::Tensor weights_of_keys = (q.matmul(k.transpose(2, 3)) / std::sqrt(8.0)).masked_fill(mask, -INFINITY).softmax(-1);
+    const at::Tensor expected = weights_of_keys.matmul(v).transpose(1, 2).reshape({2, kTokens, 32}).matmul(weights.at("o_proj.weight").t());
+    EXPECT_LT(relative_error(AttentionLayer(small_config(kind), weights, "").forward(x, call, nullptr), expected), 1e-13) << name_of(kind);
+  }
+}
+
 TEST(LanguageModel, the_same_seed_gives_the_same_parameters) {
-  const LanguageModel one(small_config(AttentionKind::kPath), 5), same(small_config(AttentionKind::kPath), 5), other(small_config(AttentionKind::kPath), 6);
+  const LanguageModel one(small_config(AttentionKind::kPath), 5), same(small_config(AttentionKind::kPath), 5),
+      other(small_config(AttentionKind::kPath), 6);
   EXPECT_TRUE(torch::equal(one.named_parameters()[0].second, same.named_parameters()[0].second));
   EXPECT_FALSE(torch::equal(one.named_parameters()[0].second, other.named_parameters()[0].second));
 }
@@ -154,7 +189,10 @@ TEST(LanguageModel, refuses_what_does_not_fit_and_keeps_the_state) {
   tokens[1][3] = 0;
   EXPECT_NE(error_of([&] { model.forward(tokens, torch::tensor({0, 16})); }).find("one row"), std::string::npos);
   EXPECT_NE(error_of([&] { model.forward(tokens.narrow(0, 0, 1), torch::tensor({0, 5, 4, 8})); }).find("must not decrease"), std::string::npos);
-  EXPECT_NE(error_of([&] { model.forward(tokens.narrow(0, 0, 1), torch::tensor({0, 5})); }).find("must end with the number of tokens 8"), std::string::npos);
+  EXPECT_NE(error_of([&] {
+              model.forward(tokens.narrow(0, 0, 1), torch::tensor({0, 5}));
+            }).find("must end with the number of tokens 8"),
+            std::string::npos);
 
   LanguageState state = model.empty_state(2, 10), untouched = model.empty_state(2, 10);
   model.prefill(tokens, std::nullopt, state);

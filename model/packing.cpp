@@ -13,7 +13,8 @@ Packing::Packing(const at::Tensor& offsets, int64_t num_tokens, int64_t gap_) : 
   num_documents = cu_seqlens.numel() - 1;
   const int64_t* starts = cu_seqlens.const_data_ptr<int64_t>();
   if (starts[0] != 0) fail("cu_seqlens must start with 0, it starts with {}", starts[0]);
-  if (starts[num_documents] != num_tokens) fail("cu_seqlens must end with the number of tokens {}, it ends with {}", num_tokens, starts[num_documents]);
+  if (starts[num_documents] != num_tokens)
+    fail("cu_seqlens must end with the number of tokens {}, it ends with {}", num_tokens, starts[num_documents]);
   for (int64_t n = 0; n < num_documents; ++n)
     if (starts[n + 1] < starts[n]) fail("cu_seqlens must not decrease: entry {} is {}, after {}", n + 1, starts[n + 1], starts[n]);
 

@@ -8,8 +8,8 @@
 namespace pathattn {
 
 struct Packing {
-  at::Tensor cu_seqlens;   // int64 [documents + 1] on the CPU
-  at::Tensor positions;    // int64 [T]: of each token in its document
+  at::Tensor cu_seqlens;  // int64 [documents + 1] on the CPU
+  at::Tensor positions;   // int64 [T]: of each token in its document
   int64_t num_documents = 0;
 
   // The spaced layout: `gap` zero rows before each document.

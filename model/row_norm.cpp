@@ -50,8 +50,8 @@ struct Rows {
 // y = x * r * weight, r = 1 / sqrt(factor * sum(x^2) + eps), factor = 1 / width for a mean. Without a weight, r = 0 for a row of zeros.
 class RowNorm : public torch::autograd::Function<RowNorm> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_strided,
-                            const std::optional<at::Tensor>& weight_strided, double factor, double eps) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x_strided, const std::optional<at::Tensor>& weight_strided,
+                            double factor, double eps) {
     const at::Tensor x = x_strided.contiguous(), weight = weight_strided ? weight_strided->contiguous() : at::Tensor();
     const Rows rows(x);
     at::Tensor y = at::empty_like(x), scales = at::empty({rows.count}, x.options());
@@ -89,7 +89,8 @@ class RowNorm : public torch::autograd::Function<RowNorm> {
     at::Tensor dx = at::empty_like(x), dweight_of_blocks;
     if (weight.defined()) dweight_of_blocks = at::zeros({rows.num_blocks, weight.numel()}, x.options());
     AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "row_norm_backward", [&] {
-      const scalar_t *x_data = x.const_data_ptr<scalar_t>(), *dy_data = dy.const_data_ptr<scalar_t>(), *scale_data = scales.const_data_ptr<scalar_t>();
+      const scalar_t *x_data = x.const_data_ptr<scalar_t>(), *dy_data = dy.const_data_ptr<scalar_t>(),
+                     *scale_data = scales.const_data_ptr<scalar_t>();
       const scalar_t* weight_data = weight.defined() ? weight.const_data_ptr<scalar_t>() : nullptr;
       scalar_t *dx_data = dx.data_ptr<scalar_t>(), *dweight_data = weight.defined() ? dweight_of_blocks.data_ptr<scalar_t>() : nullptr;
       const int64_t weight_size = weight.defined() ? weight.numel() : rows.width, weight_rows = weight_size / rows.width;

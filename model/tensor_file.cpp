@@ -11,9 +11,9 @@
 namespace pathattn {
 namespace {
 
-constexpr std::pair<const char*, at::ScalarType> kTypes[] = {
-    {"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf}, {"BF16", at::kBFloat16}, {"I64", at::kLong},
-    {"I32", at::kInt},    {"I16", at::kShort}, {"I8", at::kChar},  {"U8", at::kByte},       {"BOOL", at::kBool}};
+constexpr std::pair<const char*, at::ScalarType> kTypes[] = {{"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf},  {"BF16", at::kBFloat16},
+                                                             {"I64", at::kLong},   {"I32", at::kInt},   {"I16", at::kShort}, {"I8", at::kChar},
+                                                             {"U8", at::kByte},    {"BOOL", at::kBool}};
 
 const char* name_of(at::ScalarType type) {
   for (const auto& [name, candidate] : kTypes)
@@ -47,8 +47,9 @@ void save_tensors(const std::filesystem::path& path, const std::map<std::string,
   for (const auto& [name, tensor] : tensors) {
     contiguous.push_back(tensor.detach().cpu().contiguous());
     const at::Tensor& kept = contiguous.back();
-    entries.emplace(name, SafetensorsEntry{name_of(kept.scalar_type()), kept.sizes().vec(),
-                                           {static_cast<const std::byte*>(kept.const_data_ptr()), kept.nbytes()}});
+    entries.emplace(
+        name,
+        SafetensorsEntry{name_of(kept.scalar_type()), kept.sizes().vec(), {static_cast<const std::byte*>(kept.const_data_ptr()), kept.nbytes()}});
   }
   write_safetensors(path, entries, metadata);
 }
