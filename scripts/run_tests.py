@@ -15,7 +15,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TIMEOUT_S = 900  # of one test program
+TIMEOUT_S = 1800  # of one test program, the slowest sanitizer included
 TAIL_LINES = 25  # shown of a failed program's output
 
 
