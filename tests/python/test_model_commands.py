@@ -1,0 +1,81 @@
+"""`pathattn logits` and `pathattn generate` from outside, on golden checkpoints; the logits are read without any of our code."""
+
+import json
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+DTYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
+
+
+def read_safetensors(path):
+    data = Path(path).read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        content = bytearray(data[8 + length + begin : 8 + length + end])
+        tensors[name] = torch.frombuffer(content, dtype=DTYPES[entry["dtype"]]).view(entry["shape"])
+    return tensors
+
+
+def write_ids(path, ids):
+    data = struct.pack(f"<{len(ids)}q", *ids)
+    header = json.dumps({"input_ids": {"dtype": "I64", "shape": [1, len(ids)], "data_offsets": [0, len(data)]}}).encode()
+    Path(path).write_bytes(struct.pack("<Q", len(header)) + header + data)
+
+
+@pytest.fixture
+def call(build):
+    def call(*arguments, status=0):
+        result = subprocess.run([build / "pathattn", "--threads", "1", *map(str, arguments)], capture_output=True, timeout=120)
+        assert result.returncode == status, result.stderr
+        return result
+
+    return call
+
+
+@pytest.mark.parametrize("model", ["model_path", "model_path_gate", "model_path_gqa_fullw_qknorm", "model_fox"])
+def test_logits_of_golden_checkpoints(call, tmp_path, model):
+    recorded = GOLDEN / model / "io.safetensors"
+    call("logits", GOLDEN / model, "--input", recorded, "--output", tmp_path / "logits.safetensors")
+    logits, expected = read_safetensors(tmp_path / "logits.safetensors")["logits"], read_safetensors(recorded)["logits"].double()
+    assert logits.dtype == torch.float32
+    assert (logits - expected).norm() / expected.norm() < 1e-5
+
+
+@pytest.mark.parametrize("token", [97, -1, 2**62])
+def test_a_token_outside_the_vocabulary_is_named_with_its_position(call, tmp_path, token):
+    write_ids(tmp_path / "ids.safetensors", [1, 2, token, 3])
+    result = call("logits", GOLDEN / "model_path", "--input", tmp_path / "ids.safetensors", "--output", tmp_path / "logits.safetensors", status=2)
+    assert f"token {token} at position 2 of row 0 is outside the vocabulary of 97" in result.stderr.decode()
+    assert not (tmp_path / "logits.safetensors").exists()
+
+
+def test_generate_continues_and_the_seed_decides(call):
+    arguments = ["generate", GOLDEN / "model_path_gate", "--prompt", "IF X > 0", "--max-new-tokens", 30, "--seed"]
+    first = call(*arguments, 1).stdout
+    assert 0 < len(first) <= 30  # fewer if the checkpoint's end token came
+    assert first == call(*arguments, 1).stdout
+    assert any(first != call(*arguments, seed).stdout for seed in (2, 3))
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [("temperature", "-1"), ("temperature", "nan"), ("temperature", "1e400"), ("temperature", "x"), ("top-p", "0"), ("top-p", "2"), ("top-k", "-1"),
+     ("max-new-tokens", "-1"), ("max-new-tokens", "1.5"), ("max-new-tokens", "9223372036854775808")],
+)
+def test_S07_options_outside_their_range_are_named(call, option, value):
+    result = call("generate", GOLDEN / "model_path", "--prompt", "A", f"--{option}={value}", status=2)
+    assert option.replace("-", "_") in result.stderr.decode().replace("-", "_")
+    assert result.stdout == b""
+
+
+def test_prompts_a_model_cannot_read(call):
+    assert "byte 104 at position 0" in call("generate", GOLDEN / "model_path", "--prompt", "hello", status=2).stderr.decode()
