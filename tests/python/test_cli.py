@@ -146,6 +146,20 @@ def test_signal_saves_first(build, call, recipe, tmp_path, number):
     assert [line["step"] for line in logged(run) if "loss" in line] == list(range(1, record["step"] + 3))
 
 
+def test_second_signal_ends_at_once(build, recipe, tmp_path):
+    run = tmp_path / "run"
+    slow_steps = ["--set", "train.batch_size=64", "--set", "train.tokens=8192", "--set", "train.validate_every=0"]
+    child = subprocess.Popen([build / "pathattn", "--threads", "1", "train", recipe, "--output", run, *slow_steps], stderr=subprocess.DEVNULL)
+    while not (run / "metrics.jsonl").exists():
+        assert child.poll() is None
+        time.sleep(0.1)
+    for _ in range(2):
+        time.sleep(0.5)
+        child.send_signal(signal.SIGINT)
+    assert child.wait(timeout=10) == -signal.SIGINT
+    assert not (run / "checkpoints").exists()
+
+
 def wait_for_line(path):
     for _ in range(600):
         if path.exists() and path.stat().st_size:
