@@ -1,5 +1,6 @@
 // The operators on a CPU: kernels/cpu on at::parallel_for, with workspaces from torch's allocator.
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/max.h>
