@@ -29,34 +29,52 @@ class BackwardWork {
     const Phase now = phase_at(phase, unit.tokens, has_w_, gated_);
     const int64_t nodes = nodes_at(unit.tokens, now.level);
     switch (now.kind) {
-      case Phase::kPrepare: return unit.tiles + (gated_ ? group_ : 0);
-      case Phase::kCarry: return nodes;
-      case Phase::kPairs: return has_w_ ? (nodes - now.distance) * blocks_per_node(now.level) : ceil_div(unit.tokens, kPlainBlock) - now.distance;
-      case Phase::kMoved: return nodes - now.distance;
-      case Phase::kPullBack: return nodes;
+      case Phase::kPrepare:
+        return unit.tiles + (gated_ ? group_ : 0);
+      case Phase::kCarry:
+        return nodes;
+      case Phase::kPairs:
+        return has_w_ ? (nodes - now.distance) * blocks_per_node(now.level) : ceil_div(unit.tokens, kPlainBlock) - now.distance;
+      case Phase::kMoved:
+        return nodes - now.distance;
+      case Phase::kPullBack:
+        return nodes;
       case Phase::kBetween:
       case Phase::kBetweenBack:
-      case Phase::kGroups: return ceil_div(nodes, kFan);
-      case Phase::kTiles: return unit.tiles;
-      case Phase::kGates: return group_;
+      case Phase::kGroups:
+        return ceil_div(nodes, kFan);
+      case Phase::kTiles:
+        return unit.tiles;
+      case Phase::kGates:
+        return group_;
     }
     return 0;
   }
   void run(int64_t slot, int phase, int64_t task, int worker) {
     Arena of_slot(memory_.slots + slot * memory_.bytes_of_slot), of_worker(memory_.scratches + worker * memory_.bytes_of_scratch);
-    const Context c{memory_.units[slot], BackwardUnit<T>(of_slot, p_, has_w_), BackwardScratch<T>(of_worker, p_)};
+    const Context c{memory_.units[slot], BackwardUnit<T>(of_slot, p_, has_w_, memory_.longest), BackwardScratch<T>(of_worker, p_)};
     const Phase now = phase_at(phase, c.unit.tokens, has_w_, gated_);
     switch (now.kind) {
-      case Phase::kPrepare: return task < c.unit.tiles ? prepare(c, task) : prepare_gates(c, task - c.unit.tiles);
-      case Phase::kCarry: return carry(c, now.level, task);
-      case Phase::kBetween: return multiply_between(c, now.level, task);
-      case Phase::kPairs: return has_w_ ? pair_blocks(c, now, task) : pair_plain_blocks(c, task, task + now.distance);
-      case Phase::kMoved: return differentiate_move(c, now, task);
-      case Phase::kBetweenBack: return differentiate_between(c, now.level, task);
-      case Phase::kPullBack: return pull_back(c, now.level, task);
-      case Phase::kGroups: return finish_group(c, task);
-      case Phase::kTiles: return finish_tile(c, task);
-      case Phase::kGates: return finish_gates(c, task);
+      case Phase::kPrepare:
+        return task < c.unit.tiles ? prepare(c, task) : prepare_gates(c, task - c.unit.tiles);
+      case Phase::kCarry:
+        return carry(c, now.level, task);
+      case Phase::kBetween:
+        return multiply_between(c, now.level, task);
+      case Phase::kPairs:
+        return has_w_ ? pair_blocks(c, now, task) : pair_plain_blocks(c, task, task + now.distance);
+      case Phase::kMoved:
+        return differentiate_move(c, now, task);
+      case Phase::kBetweenBack:
+        return differentiate_between(c, now.level, task);
+      case Phase::kPullBack:
+        return pull_back(c, now.level, task);
+      case Phase::kGroups:
+        return finish_group(c, task);
+      case Phase::kTiles:
+        return finish_tile(c, task);
+      case Phase::kGates:
+        return finish_gates(c, task);
     }
   }
 
@@ -77,11 +95,13 @@ class BackwardWork {
   // Where a member's rows or packed columns of a tile begin.
   int64_t k_at(const Context& c, int64_t member, int64_t tile) const { return (member * padded_tokens(c) + tile * kTile) * k_stride_; }
   int64_t v_at(const Context& c, int64_t member, int64_t tile) const { return (member * padded_tokens(c) + tile * kTile) * v_stride_; }
-  int64_t columns_at(const Context& c, int64_t member, int64_t tile, int64_t width) const { return (member * padded_tokens(c) + tile * kTile) * width; }
+  int64_t columns_at(const Context& c, int64_t member, int64_t tile, int64_t width) const {
+    return (member * padded_tokens(c) + tile * kTile) * width;
+  }
   int64_t token_at(const Context& c, int64_t member, int64_t tile) const { return member * padded_tokens(c) + tile * kTile; }
   T* matrix(T* matrices, int64_t n) const { return matrices + n * p_.key_width * k_stride_; }
 
-  // C (+)= A B^T and the like for K x K matrices.
+  // C (+)= A B for K x K matrices.
   void product(Into into, Left<T> a, const T* b, T* c) const {
     multiply<T>(into, p_.key_width, padded<T>(p_.key_width), p_.key_width, a, rows(b, k_stride_), rows(c, k_stride_));
   }
@@ -92,7 +112,8 @@ class BackwardWork {
   }
   void product_with_transposed(Into into, const T* a, const T* b, T* packed, T* c) const {
     pack_transposed(b, packed);
-    multiply<T>(into, p_.key_width, padded<T>(p_.key_width), p_.key_width, left(a, k_stride_), columns<const T>(packed, p_.key_width), rows(c, k_stride_));
+    multiply<T>(into, p_.key_width, padded<T>(p_.key_width), p_.key_width, left(a, k_stride_), columns<const T>(packed, p_.key_width),
+                rows(c, k_stride_));
   }
   void rows_times(Into into, int64_t m, const T* a, Panels<const T> b, T* c) const {
     multiply<T>(into, m, padded<T>(p_.key_width), p_.key_width, left(a, k_stride_), b, rows(c, k_stride_));
@@ -135,7 +156,8 @@ class BackwardWork {
   void prepare_queries(const Context& c, int64_t member, int64_t tile) const {
     const BackwardUnit<T>& to = c.in;
     const BackwardScratch<T>& s = c.s;
-    const int64_t first = tile * kTile, m = rows_in(c, tile), padded_rows = round_up(m, kBlock), width = p_.key_width, head = c.unit.head * group_ + member;
+    const int64_t first = tile * kTile, m = rows_in(c, tile), padded_rows = round_up(m, kBlock), width = p_.key_width,
+                  head = c.unit.head * group_ + member;
     T *q = to.q + k_at(c, member, tile), *d_o = to.d_o + v_at(c, member, tile);
     T *lse = to.lse + token_at(c, member, tile), *delta = to.delta + token_at(c, member, tile);
     load_tile<T>(p_.dtype, a_.q, c.unit, head, first, m, width, static_cast<T>(p_.scale), q, padded_rows);
@@ -299,8 +321,8 @@ class BackwardWork {
         for (int64_t query = first_query; query < std::min(c.unit.tiles, first_query + tiles); ++query) {
           const int64_t q_at = k_at(c, member, query);
           add(c, member, query,
-              query_tile(c, member, query, u.queries[level] + q_at, u.query_columns[level] + columns_at(c, member, query, p_.key_width), u.dq + q_at), key,
-              keys + k_at(c, 0, key), d_keys + k_at(c, 0, key));
+              query_tile(c, member, query, u.queries[level] + q_at, u.query_columns[level] + columns_at(c, member, query, p_.key_width), u.dq + q_at),
+              key, keys + k_at(c, 0, key), d_keys + k_at(c, 0, key));
         }
       }
     }
@@ -439,8 +461,23 @@ class BackwardWork {
     load_tile<T>(p_.dtype, a_.k, unit, unit.head, first, m, width, 1, s.k, padded_rows);
     pack_columns(s.k, k_stride_, padded_rows, width, s.k_columns);
     pack_columns(u.v + first * v_stride_, v_stride_, padded_rows, p_.value_width, s.v_columns);
-    OwnTile<T> own{m,       padded_rows, first,   width,   p_.value_width, s.k,     s.k_columns, s.v_columns, nullptr, nullptr, nullptr, nullptr, nullptr,
-                   nullptr, nullptr,     nullptr, u.dv + first * v_stride_, s.dk, s.dw, s.du, s.dx, s.scores, s.d_scores, s.r, s.d_r};
+    OwnTile<T> own{.m = m,
+                   .padded_rows = padded_rows,
+                   .first = first,
+                   .k_width = width,
+                   .v_width = p_.value_width,
+                   .k = s.k,
+                   .k_columns = s.k_columns,
+                   .v_columns = s.v_columns,
+                   .dv = u.dv + first * v_stride_,
+                   .dk = s.dk,
+                   .dw = s.dw,
+                   .du = s.du,
+                   .dx = s.dx,
+                   .scores = s.scores,
+                   .d_scores = s.d_scores,
+                   .r = s.r,
+                   .d_r = s.d_r};
     if (has_w_) {
       load_w(unit, first, m, padded_rows, s);
       own.w = s.w;
@@ -468,7 +505,8 @@ class BackwardWork {
       for (int64_t i = 0; i < m; ++i) s.d_lse[i] = a_.d_lse.data ? *element<T>(a_.d_lse, unit, head, first + i) : T(0);
       add_own_tile(own, s.q, u.d_o + v_at(c, member, tile), u.lse + token, u.delta + token, gates(c, member), s.row_gate, dq, s.dq,
                    u.d_row_sums + token, u.d_key_sums + token, corrects_ ? s.d_lse : nullptr);
-      store_tile(p_.dtype, dq, m, width, [&](int64_t) { return static_cast<T>(p_.scale); }, a_.dq, unit, head, first);
+      store_tile(
+          p_.dtype, dq, m, width, [&](int64_t) { return static_cast<T>(p_.scale); }, a_.dq, unit, head, first);
     }
     const auto one = [](int64_t) { return T(1); };
     if (has_w_) {
@@ -526,8 +564,12 @@ void backward_as(const BackwardArguments& arguments, void* workspace, const Exec
   BackwardWork<T> work(arguments, workspace, executor.num_workers);
   run_units(executor, num_units(arguments.problem), work);
 }
-void backward_float32(const BackwardArguments& arguments, void* workspace, const Executor& executor) { backward_as<float>(arguments, workspace, executor); }
-void backward_float64(const BackwardArguments& arguments, void* workspace, const Executor& executor) { backward_as<double>(arguments, workspace, executor); }
+void backward_float32(const BackwardArguments& arguments, void* workspace, const Executor& executor) {
+  backward_as<float>(arguments, workspace, executor);
+}
+void backward_float64(const BackwardArguments& arguments, void* workspace, const Executor& executor) {
+  backward_as<double>(arguments, workspace, executor);
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace pathattn::cpu

@@ -15,23 +15,23 @@ inline int64_t nodes_at(int64_t tokens, int level) { return ceil_div(tokens, nod
 // Rows of K-wide arrays are row_stride apart; packed columns of 64 tokens follow one another. [group] arrays hold one query head after another.
 template <typename T>
 struct BackwardUnit {
-  T *k, *v, *dv;                       // rows; k only without w
-  T *d_o, *d_o_columns, *lse, *delta;  // [group]; delta = rowsum(dO o) - d_lse
-  T *q, *dq, *dk;                      // Q<- and dQ<- [group], dK->: the gradients in the frame of the level at work
-  T *q_columns;                        // [group], only without w
-  T *u, *x, *n;                        // of each tile
-  T* keys[kMaxLevels];                 // K-> rows
-  T* queries[kMaxLevels];              // Q<- rows and packed columns [group], from level 1 on
-  T* query_columns[kMaxLevels];
-  T *products[kMaxLevels], *d_products[kMaxLevels];  // G of each node and its gradient
-  T *moved, *d_moved;                  // keys carried further to a later node of their level, and their gradient
-  T *between, *d_between;              // products of the nodes between two of a group, [groups of the level][kFan][kFan]
-  double *gate_sums, *gate_rests, *d_row_sums, *d_key_sums;  // [group][tokens]; the last two: sums of dS over keys, over queries
+  T *k = nullptr, *v = nullptr, *dv = nullptr;                   // rows; k only without w
+  T *d_o = nullptr, *d_o_columns = nullptr;                      // [group]
+  T *lse = nullptr, *delta = nullptr;                            // [group]; delta = rowsum(dO o) - d_lse
+  T *q = nullptr, *dq = nullptr, *dk = nullptr;                  // Q<- and dQ<- [group], dK->: the gradients in the frame of the level at work
+  T* q_columns = nullptr;                                        // [group], only without w
+  T *u = nullptr, *x = nullptr, *n = nullptr;                    // of each tile
+  T* keys[kMaxLevels] = {};                                      // K-> rows
+  T *queries[kMaxLevels] = {}, *query_columns[kMaxLevels] = {};  // Q<- rows and packed columns [group], from level 1 on
+  T *products[kMaxLevels] = {}, *d_products[kMaxLevels] = {};    // G of each node and its gradient
+  T *moved = nullptr, *d_moved = nullptr;                        // keys carried further to a later node of their level, and their gradient
+  T *between = nullptr, *d_between = nullptr;                    // products of the nodes between two of a group: [groups][kFan][kFan]
+  double *gate_sums, *gate_rests, *d_row_sums, *d_key_sums;      // [group][tokens]; the last two: sums of dS over keys, over queries
   int32_t* gate_cuts;
 
   BackwardUnit() = default;
-  BackwardUnit(Arena& arena, const Problem& p, bool has_w) {
-    const int64_t longest = longest_document(p), tiles = ceil_div(longest, kTile), tokens = tiles * kTile, group = p.query_heads / p.key_heads;
+  BackwardUnit(Arena& arena, const Problem& p, bool has_w, int64_t longest) {
+    const int64_t tiles = ceil_div(longest, kTile), tokens = tiles * kTile, group = p.query_heads / p.key_heads;
     const int64_t k_rows = tokens * row_stride<T>(p.key_width), v_rows = tokens * row_stride<T>(p.value_width);
     const int64_t k_columns = tokens * p.key_width, matrix = p.key_width * row_stride<T>(p.key_width);
     const int levels = num_levels(longest);
@@ -74,15 +74,15 @@ struct BackwardUnit {
 
 template <typename T>
 struct BackwardScratch {
-  T *scores, *d_scores;                            // [kTile][kTile]
-  T *row_gate, *beta, *d_beta, *d_lse;             // [kTile]
+  T *scores, *d_scores;                                  // [kTile][kTile]
+  T *row_gate, *beta, *d_beta, *d_lse;                   // [kTile]
   T *w, *w_columns, *k, *k_columns, *v_columns, *q, *o;  // a tile of inputs
   T *u_columns, *x_columns, *dk_columns;
-  T *r, *d_r, *ww, *wk, *dx, *e;                   // [kTile][kTile]
-  T *du, *dw, *dq, *dk;                            // rows
-  T *chain, *chain_columns;                        // Q<- of a tile at the end of each earlier tile of its group
-  T *matrix, *d_matrix, *suffix, *packed;          // K x K
-  T *packed_products;                              // G^T of a group's tiles
+  T *r, *d_r, *ww, *wk, *dx, *e;           // [kTile][kTile]
+  T *du, *dw, *dq, *dk;                    // rows
+  T *chain, *chain_columns;                // Q<- of a tile at the end of each earlier tile of its group
+  T *matrix, *d_matrix, *suffix, *packed;  // K x K
+  T* packed_products;                      // G^T of a group's tiles
 
   BackwardScratch() = default;
   BackwardScratch(Arena& arena, const Problem& p) {
@@ -101,14 +101,15 @@ struct BackwardScratch {
 
 template <typename T>
 struct BackwardWorkspace {
+  int64_t longest;
   size_t bytes_of_slot, bytes_of_scratch;
   char *slots, *scratches;
   Unit* units;
   size_t used;
 
-  BackwardWorkspace(void* memory, const Problem& p, bool has_w, int num_workers) {
+  BackwardWorkspace(void* memory, const Problem& p, bool has_w, int num_workers) : longest(longest_document(p)) {
     Arena slot(nullptr), scratch(nullptr), all(memory);
-    BackwardUnit<T>(slot, p, has_w);
+    BackwardUnit<T>(slot, p, has_w, longest);
     BackwardScratch<T>(scratch, p);
     bytes_of_slot = slot.used();
     bytes_of_scratch = scratch.used();

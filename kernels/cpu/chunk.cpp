@@ -41,7 +41,8 @@ void carry(const Run& run, T* keys, T* product, void* memory) {
   const DType compute = kDTypeOf<T>;
   for (int64_t first = (ceil_div(run.tokens, kTile) - 1) * kTile; first >= 0; first -= kTile) {
     const int64_t m = std::min(kTile, run.tokens - first), padded_rows = round_up(m, kBlock);
-    load_rows<T>(static_cast<const char*>(run.k) + first * run.k_stride * k_bytes, run.dtype, run.k_stride, m, width, 1, s.u, stride, padded_rows, wide);
+    load_rows<T>(static_cast<const char*>(run.k) + first * run.k_stride * k_bytes, run.dtype, run.k_stride, m, width, 1, s.u, stride, padded_rows,
+                 wide);
     pack_columns(s.u, stride, padded_rows, width, s.k_columns);
     load_rows<T>(static_cast<const T*>(run.w) + first * run.w_stride, compute, run.w_stride, m, width, 1, s.w, stride, padded_rows, wide);
     load_rows<T>(static_cast<const T*>(run.beta) + first * run.beta_stride, compute, run.beta_stride, m, 1, 1, s.beta, 1, padded_rows, 1);

@@ -16,16 +16,16 @@ inline constexpr int64_t kKeyBlock = 128;  // keys whose scores are turned into 
 // What a unit's tiles of queries read. Rows are row_stride apart, tiles of packed columns follow one another.
 template <typename T>
 struct PreparedUnit {
-  T* v;                      // [tokens] rows
-  T* keys[kMaxLevels];       // (K->)^T to the end of a node of each level, packed columns; without w only level 0: K^T
-  T* products[kMaxLevels];   // G of each node, [nodes][K] rows
-  T *w_columns, *u, *x;      // of each tile: W^T, U, X [kTile][kTile]
-  double *gate_sums, *gate_rests;  // [group][tokens]
+  T* v;                                                // [tokens] rows
+  T* keys[kMaxLevels] = {};                            // (K->)^T to the end of a node of each level, packed columns; without w only level 0: K^T
+  T* products[kMaxLevels] = {};                        // G of each node, [nodes][K] rows
+  T *w_columns = nullptr, *u = nullptr, *x = nullptr;  // of each tile: W^T, U, X [kTile][kTile]
+  double *gate_sums, *gate_rests;                      // [group][tokens]
   int32_t* gate_cuts;
 
   PreparedUnit() = default;
-  PreparedUnit(Arena& arena, const Problem& p, bool has_w) {
-    const int64_t longest = longest_document(p), tiles = ceil_div(longest, kTile), tokens = tiles * kTile;
+  PreparedUnit(Arena& arena, const Problem& p, bool has_w, int64_t longest) {
+    const int64_t tiles = ceil_div(longest, kTile), tokens = tiles * kTile;
     const int64_t k_stride = row_stride<T>(p.key_width), group = p.query_heads / p.key_heads;
     v = arena.take<T>(tokens * row_stride<T>(p.value_width));
     keys[0] = arena.take<T>(tokens * p.key_width);
@@ -47,7 +47,7 @@ struct PreparedUnit {
 
 template <typename T>
 struct ForwardScratch {
-  T *w, *beta, *n, *suffix;                        // preparing
+  T *w, *beta, *n, *suffix;                         // preparing
   T *q, *q_next, *scores, *r, *o, *highest, *sums;  // a tile of queries
   T *row_gate, *key_gate;
 
@@ -72,14 +72,15 @@ struct ForwardScratch {
 
 template <typename T>
 struct ForwardWorkspace {
+  int64_t longest;
   size_t bytes_of_slot, bytes_of_scratch;
   char *slots, *scratches;
   Unit* units;
   size_t used;
 
-  ForwardWorkspace(void* memory, const Problem& p, bool has_w, int num_workers) {
+  ForwardWorkspace(void* memory, const Problem& p, bool has_w, int num_workers) : longest(longest_document(p)) {
     Arena slot(nullptr), scratch(nullptr), all(memory);
-    PreparedUnit<T>(slot, p, has_w);
+    PreparedUnit<T>(slot, p, has_w, longest);
     ForwardScratch<T>(scratch, p);
     bytes_of_slot = slot.used();
     bytes_of_scratch = scratch.used();
@@ -116,7 +117,7 @@ class ForwardWork {
   void run(int64_t slot, int phase, int64_t task, int worker) {
     const Unit& unit = memory_.units[slot];
     Arena of_slot(memory_.slots + slot * memory_.bytes_of_slot), of_worker(memory_.scratches + worker * memory_.bytes_of_scratch);
-    const PreparedUnit<T> prepared(of_slot, p_, has_w_);
+    const PreparedUnit<T> prepared(of_slot, p_, has_w_, memory_.longest);
     const ForwardScratch<T> scratch(of_worker, p_);
     if (phase == num_phases(slot) - 1) {
       attend(unit, prepared, scratch, task % group_, unit.tiles - 1 - task / group_);
@@ -126,7 +127,8 @@ class ForwardWork {
       prepare(unit, prepared, scratch, task);
     } else {
       const int64_t member = task - unit.tiles;
-      sum_gates(element<T>(a_.g, unit, unit.head * group_ + member, 0), a_.g.token_stride, unit.tokens, p_.gate_scaled ? p_.scale : 1, gates(unit, prepared, member));
+      sum_gates(element<T>(a_.g, unit, unit.head * group_ + member, 0), a_.g.token_stride, unit.tokens, p_.gate_scaled ? p_.scale : 1,
+                gates(unit, prepared, member));
     }
   }
 
@@ -183,8 +185,8 @@ class ForwardWork {
         for (int64_t other = node - 1; other >= begin; --other) {
           attend_keys(from, s, softmax, gates, q, first, m, level, other * node_tokens(level), node_tokens(level));
           if (other == 0) break;
-          multiply<T>(Into::kSet, m, padded<T>(p_.key_width), p_.key_width, left<T>(q, k_stride_), rows<const T>(product(from, level, other), k_stride_),
-                      rows(q_next, k_stride_));
+          multiply<T>(Into::kSet, m, padded<T>(p_.key_width), p_.key_width, left<T>(q, k_stride_),
+                      rows<const T>(product(from, level, other), k_stride_), rows(q_next, k_stride_));
           std::swap(q, q_next);
         }
       }
@@ -204,7 +206,8 @@ class ForwardWork {
     T *r_upper = s.r, *r_lower = s.r + kTile * kTile;
     multiply_lower<T>(Into::kSet, m, width, left<T>(q, k_stride_), columns<const T>(from.keys[0] + first * width, width), s.scores, stride);
     if (has_w_) {
-      multiply<T>(Into::kSet, m, padded_rows, width, left<T>(q, k_stride_), columns<const T>(from.w_columns + first * width, width), rows(r_upper, kTile));
+      multiply<T>(Into::kSet, m, padded_rows, width, left<T>(q, k_stride_), columns<const T>(from.w_columns + first * width, width),
+                  rows(r_upper, kTile));
       for (int64_t i = 0; i < m; ++i) {
         T *upper = r_upper + i * kTile, *lower = r_lower + i * kTile;
         for (int64_t j = 0; j < padded_rows; ++j) {
@@ -230,8 +233,8 @@ class ForwardWork {
         for (int64_t j = row + 1; j < columns; ++j) scores[j] = -kInfinity<T>;
         softmax.template row<false>(row, scores, columns, 0, nullptr);
       }
-      multiply<T>(Into::kAdd, block, softmax.o_width, columns, left<T>(s.scores + i * stride, stride), rows<const T>(from.v + first * v_stride_, v_stride_),
-                  rows(s.o + i * v_stride_, v_stride_));
+      multiply<T>(Into::kAdd, block, softmax.o_width, columns, left<T>(s.scores + i * stride, stride),
+                  rows<const T>(from.v + first * v_stride_, v_stride_), rows(s.o + i * v_stride_, v_stride_));
     }
   }
 
@@ -250,7 +253,8 @@ class ForwardWork {
       } else {
         for (int64_t i = 0; i < m; ++i) softmax.template row<false>(i, s.scores + i * stride, n, 0, nullptr);
       }
-      multiply<T>(Into::kAdd, m, softmax.o_width, n, left<T>(s.scores, stride), rows<const T>(from.v + key * v_stride_, v_stride_), rows(s.o, v_stride_));
+      multiply<T>(Into::kAdd, m, softmax.o_width, n, left<T>(s.scores, stride), rows<const T>(from.v + key * v_stride_, v_stride_),
+                  rows(s.o, v_stride_));
     }
   }
 
@@ -268,8 +272,12 @@ void forward_as(const ForwardArguments& arguments, void* workspace, const Execut
   ForwardWork<T> work(arguments, workspace, executor.num_workers);
   run_units(executor, num_units(arguments.problem), work);
 }
-void forward_float32(const ForwardArguments& arguments, void* workspace, const Executor& executor) { forward_as<float>(arguments, workspace, executor); }
-void forward_float64(const ForwardArguments& arguments, void* workspace, const Executor& executor) { forward_as<double>(arguments, workspace, executor); }
+void forward_float32(const ForwardArguments& arguments, void* workspace, const Executor& executor) {
+  forward_as<float>(arguments, workspace, executor);
+}
+void forward_float64(const ForwardArguments& arguments, void* workspace, const Executor& executor) {
+  forward_as<double>(arguments, workspace, executor);
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace pathattn::cpu

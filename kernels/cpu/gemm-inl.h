@@ -29,9 +29,13 @@ struct Left {
 };
 
 template <typename T>
-Left<T> left(const T* data, ptrdiff_t stride) { return {data, stride, 1}; }
+Left<T> left(const T* data, ptrdiff_t stride) {
+  return {data, stride, 1};
+}
 template <typename T>
-Left<T> transposed(const T* data, ptrdiff_t stride) { return {data, 1, stride}; }
+Left<T> transposed(const T* data, ptrdiff_t stride) {
+  return {data, 1, stride};
+}
 
 // Element (p, j) at data[j / kPanel * panel + p * row + j % kPanel]: a right operand or a result.
 template <typename T>
@@ -44,15 +48,20 @@ struct Panels {
 
 // Rows one after another.
 template <typename T>
-Panels<T> rows(T* data, ptrdiff_t stride) { return {data, stride, kPanel<std::remove_const_t<T>>}; }
+Panels<T> rows(T* data, ptrdiff_t stride) {
+  return {data, stride, kPanel<std::remove_const_t<T>>};
+}
 // The transpose [width, tokens] of a tile whose tokens are packed kPanel at a time: [tokens / kPanel][width][kPanel].
 template <typename T>
-Panels<T> columns(T* data, ptrdiff_t width) { return {data, kPanel<std::remove_const_t<T>>, width * kPanel<std::remove_const_t<T>>}; }
+Panels<T> columns(T* data, ptrdiff_t width) {
+  return {data, kPanel<std::remove_const_t<T>>, width * kPanel<std::remove_const_t<T>>};
+}
 
 enum class Into { kSet, kAdd, kSubtract };
 
 template <int kRows, int kVectors, typename T>
-HWY_INLINE void multiply_block(Into into, ptrdiff_t depth, const Left<T>& a, const T* HWY_RESTRICT b, ptrdiff_t b_row, T* HWY_RESTRICT c, ptrdiff_t c_row) {
+HWY_INLINE void multiply_block(Into into, ptrdiff_t depth, const Left<T>& a, const T* HWY_RESTRICT b, ptrdiff_t b_row, T* HWY_RESTRICT c,
+                               ptrdiff_t c_row) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   constexpr ptrdiff_t kLanes = hn::MaxLanes(d);

@@ -42,8 +42,8 @@ void solve_unit_lower_transposed(int64_t m, const T* HWY_RESTRICT n, int64_t n_s
   for (int64_t i = m - kRows; i >= 0; i -= kRows) {
     const int64_t below = i + kRows;
     if (below < m) {
-      multiply<T>(Into::kSubtract, kRows, width, m - below, transposed(n + below * n_stride + i, n_stride), rows<const T>(y + below * y_stride, y_stride),
-                  rows(y + i * y_stride, y_stride));
+      multiply<T>(Into::kSubtract, kRows, width, m - below, transposed(n + below * n_stride + i, n_stride),
+                  rows<const T>(y + below * y_stride, y_stride), rows(y + i * y_stride, y_stride));
     }
     const T* block = n + i * n_stride + i;
     for (int64_t c = 0; c < width; c += static_cast<int64_t>(hn::Lanes(d))) {
@@ -66,11 +66,11 @@ void solve_unit_lower_transposed(int64_t m, const T* HWY_RESTRICT n, int64_t n_s
 template <typename T>
 struct QueryTile {
   int64_t m, padded_rows;
-  const T *q, *q_columns;      // rows, and packed columns
+  const T *q, *q_columns;  // rows, and packed columns
   const T *d_o, *d_o_columns;
-  const T *lse, *delta;        // [padded_rows]
-  T* dq;                       // rows, added to
-  double* d_sums;              // [m] sums of dS over keys, added to; null if nobody needs them
+  const T *lse, *delta;  // [padded_rows]
+  T* dq;                 // rows, added to
+  double* d_sums;        // [m] sums of dS over keys, added to; null if nobody needs them
 };
 // A whole tile of keys, in the frame of the queries.
 template <typename T>
@@ -119,8 +119,9 @@ template <typename T>
 struct OwnTile {
   int64_t m, padded_rows, first, k_width, v_width;
   const T *k, *k_columns, *v_columns;
-  const T *w, *w_columns, *u, *u_columns, *x, *x_columns, *n, *beta;  // null without w
-  T *dv, *dk, *dw, *du, *dx;  // dk: gradient of K, added to; dw, du and dx [kTile][kTile] too, not without w
+  const T *w = nullptr, *w_columns = nullptr, *u = nullptr, *u_columns = nullptr;  // null without w, as the next line's
+  const T *x = nullptr, *x_columns = nullptr, *n = nullptr, *beta = nullptr;
+  T *dv, *dk, *dw, *du, *dx;       // dk: gradient of K, added to; dw, du and dx [kTile][kTile] too, not without w
   T *scores, *d_scores, *r, *d_r;  // scratch [kTile][kTile]
 };
 
@@ -139,7 +140,8 @@ void add_own_tile(const OwnTile<T>& t, const T* q, const T* d_o, const T* lse, c
     multiply_lower<T>(Into::kSet, m, t.k_width, left(q, k_stride), columns(t.w_columns, t.k_width), t.r, kTile);
     keep_lower(m, false, t.r);
     for (int64_t i = 0; i < m; i += kBlock) {
-      multiply<T>(Into::kSubtract, kBlock, i + kBlock, i + kBlock, left<T>(t.r + i * kTile, kTile), rows(t.x, kTile), rows(t.scores + i * kTile, kTile));
+      multiply<T>(Into::kSubtract, kBlock, i + kBlock, i + kBlock, left<T>(t.r + i * kTile, kTile), rows(t.x, kTile),
+                  rows(t.scores + i * kTile, kTile));
     }
   }
   const hn::ScalableTag<T> d;
@@ -201,7 +203,8 @@ void add_own_tile(const OwnTile<T>& t, const T* q, const T* d_o, const T* lse, c
 //   dw += B R_W - U dG^T - X dK-> + tril(B R_X, -1) K + (E + E^T) W          dk += dK-> + tril(B R_X, -1)^T W
 //   dbeta = rowsum(R_W W + tril(R_X, -1) (W K^T) + dN (W W^T))
 template <typename T>
-void add_products_of_tile(const OwnTile<T>& t, const T* d_end, const T* d_end_columns, const T* d_g, const T* d_g_columns, T* ww, T* wk, T* e, T* d_beta) {
+void add_products_of_tile(const OwnTile<T>& t, const T* d_end, const T* d_end_columns, const T* d_g, const T* d_g_columns, T* ww, T* wk, T* e,
+                          T* d_beta) {
   const int64_t m = t.padded_rows, stride = row_stride<T>(t.k_width), wide = padded<T>(t.k_width);
   const Panels<const T> w_rows = rows(t.w, stride);
   const Panels<T> dw = rows(t.dw, stride), dk = rows(t.dk, stride);

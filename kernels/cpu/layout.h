@@ -34,7 +34,9 @@ inline constexpr DType kDTypeOf = sizeof(T) == 8 ? DType::kFloat64 : DType::kFlo
 
 // Width of a row in whole cache lines: vectors need no remainder.
 template <typename T>
-int64_t padded(int64_t width) { return round_up(width, kAlignment / sizeof(T)); }
+int64_t padded(int64_t width) {
+  return round_up(width, kAlignment / sizeof(T));
+}
 // Distance between rows: rows a multiple of 512 bytes apart would share few cache sets.
 template <typename T>
 int64_t row_stride(int64_t width) {

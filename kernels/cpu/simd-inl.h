@@ -37,7 +37,7 @@ HWY_INLINE hn::Vec<D> exp(D d, hn::Vec<D> x) {
     // Taylor series of e^r, r = x - n ln 2 with ln 2 in two parts: the first term left out is below 2^-56.
     const auto r = hn::NegMulAdd(n, hn::Set(d, T(2.3190468138462995584e-17)), hn::NegMulAdd(n, hn::Set(d, T(0.69314718055994528623)), x));
     constexpr double kTerms[] = {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-                                 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 1.0 / 2, 1.0, 1.0};
+                                 1.0 / 720,        1.0 / 120,       1.0 / 24,       1.0 / 6,       1.0 / 2,      1.0,         1.0};
     y = hn::Set(d, T(kTerms[0]));
     HWY_UNROLL(13)
     for (int i = 1; i < 14; ++i) y = hn::MulAdd(y, r, hn::Set(d, T(kTerms[i])));
@@ -52,7 +52,7 @@ HWY_INLINE hn::Vec<D> exp(D d, hn::Vec<D> x) {
     y = hn::MulAdd(y, f, hn::Set(d, T(1)));
   }
   const hn::RebindToSigned<D> di;
-  const auto power = hn::ShiftLeft<kDouble ? 52 : 23>(hn::BitCast(di, shifted));
+  const auto power = hn::ShiftLeft < kDouble ? 52 : 23 > (hn::BitCast(di, shifted));
   y = hn::BitCast(d, hn::Add(hn::BitCast(di, y), power));
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kDouble ? T(-700) : T(-86))), y);
 }
@@ -76,7 +76,8 @@ void load_rows(const void* from, DType dtype, int64_t from_stride, int64_t num_r
 
 // Row i of `to` = factors[i] * row i of `from`, rounded to dtype.
 template <typename T, typename Factor>
-void store_rows(const T* HWY_RESTRICT from, int64_t stride, int64_t num_rows, int64_t width, Factor factor, void* to, DType dtype, int64_t to_stride) {
+void store_rows(const T* HWY_RESTRICT from, int64_t stride, int64_t num_rows, int64_t width, Factor factor, void* to, DType dtype,
+                int64_t to_stride) {
   for (int64_t i = 0; i < num_rows; ++i, from += stride) {
     const T f = factor(i);
     if (dtype == DType::kBFloat16) {
@@ -101,11 +102,13 @@ auto element(const AnyView& view, const Unit& unit, int64_t head, int64_t token)
 template <typename T>
 void load_tile(DType dtype, const ConstView& view, const Unit& unit, int64_t head, int64_t first, int64_t m, int64_t width, T factor, T* out,
                int64_t padded_rows) {
-  const void* from = dtype == DType::kBFloat16 ? static_cast<const void*>(element<uint16_t>(view, unit, head, first)) : element<T>(view, unit, head, first);
+  const void* from =
+      dtype == DType::kBFloat16 ? static_cast<const void*>(element<uint16_t>(view, unit, head, first)) : element<T>(view, unit, head, first);
   load_rows<T>(from, dtype, view.token_stride, m, width, factor, out, row_stride<T>(width), padded_rows, padded<T>(width));
 }
 template <typename T, typename Factor>
-void store_tile(DType dtype, const T* from, int64_t m, int64_t width, Factor factor, const View& view, const Unit& unit, int64_t head, int64_t first) {
+void store_tile(DType dtype, const T* from, int64_t m, int64_t width, Factor factor, const View& view, const Unit& unit, int64_t head,
+                int64_t first) {
   void* to = dtype == DType::kBFloat16 ? static_cast<void*>(element<uint16_t>(view, unit, head, first)) : element<T>(view, unit, head, first);
   store_rows(from, row_stride<T>(width), m, width, factor, to, dtype, view.token_stride);
 }
