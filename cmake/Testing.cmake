@@ -1,9 +1,9 @@
-# pathattn_test(<name> SOURCES ... LIBRARIES ... [LABELS ...] [LONG ...]): a GoogleTest program, registered with CTest under the labels (default: cpu).
-# LONG: patterns of cases that are left out under sanitizers, where they would take many minutes.
+# pathattn_test(<name> SOURCES ... LIBRARIES ... [LABELS ...] [LONG ...] [LONG_WITH_THREADS ...]): a GoogleTest program, registered with CTest under the labels (default: cpu).
+# LONG: patterns of cases that are left out under sanitizers, where they would take many minutes; LONG_WITH_THREADS: those left out under the thread sanitizer besides.
 # Each run leaves its counts in test-results/<name>.xml of the build folder; scripts/run_tests.py adds them up.
 find_package(GTest REQUIRED)
 function(pathattn_test name)
-  cmake_parse_arguments(TEST "" "" "SOURCES;LIBRARIES;LABELS;LONG" ${ARGN})
+  cmake_parse_arguments(TEST "" "" "SOURCES;LIBRARIES;LABELS;LONG;LONG_WITH_THREADS" ${ARGN})
   if(NOT TEST_LABELS)
     set(TEST_LABELS cpu)
   endif()
@@ -11,6 +11,9 @@ function(pathattn_test name)
   target_link_libraries(${name} PRIVATE ${TEST_LIBRARIES} GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE PATHATTN_SOURCE_DIR="${CMAKE_SOURCE_DIR}" PATHATTN_BINARY_DIR="${CMAKE_BINARY_DIR}")
   set(filter "")
+  if(PATHATTN_SANITIZE STREQUAL "thread")
+    list(APPEND TEST_LONG ${TEST_LONG_WITH_THREADS})
+  endif()
   if(PATHATTN_SANITIZE AND TEST_LONG)
     list(JOIN TEST_LONG ":" patterns)
     set(filter "--gtest_filter=-${patterns}")
