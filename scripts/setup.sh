@@ -48,7 +48,7 @@ make_venv() {
   local venv=$root/.venv stamp=$root/.venv/setup-stamp quiet=() wanted
   wanted="$root $(cksum <"$root/requirements.txt")"
   [[ -x $venv/bin/python && -f $stamp && $(<"$stamp") == "$wanted" ]] && return
-  python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || stop "$(python3 --version) is too old: 3.10 or newer is needed, or PYTHON=/path/to/python that has torch"
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || stop "$(python3 --version) is too old: 3.11 or newer is needed, or PYTHON=/path/to/python that has torch"
   # An interrupted or moved .venv is made anew; a good one without a stamp is only brought up to date.
   "$venv/bin/python" -c 'import pip, sys; sys.exit(sys.prefix != sys.argv[1])' "$venv" 2>/dev/null || python3 -m venv --clear "$venv" ||
     stop "python3 -m venv failed: install python3-venv, or name a Python that has torch with PYTHON=/path/to/python"
