@@ -17,6 +17,7 @@ endif()
 
 set(PATHATTN_CUDA_ARCHITECTURES 80 90 CACHE STRING "GPU architectures of the portable path")
 set(CMAKE_CUDA_ARCHITECTURES ${PATHATTN_CUDA_ARCHITECTURES})
+set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # the one that PyTorch loads: a second copy of the runtime would not know which device is current
 enable_language(CUDA)
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc 13's C++20
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)

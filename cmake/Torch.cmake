@@ -21,6 +21,15 @@ target_link_directories(torch::torch INTERFACE "${TORCH_DIR}/lib")
 target_link_libraries(torch::torch INTERFACE stdc++ torch torch_cpu c10)
 target_link_options(torch::torch INTERFACE -Wl,--no-as-needed "-Wl,-rpath,${TORCH_DIR}/lib")
 
+if(PATHATTN_CUDA_ENABLED)
+  if(EXISTS "${TORCH_DIR}/lib/libc10_cuda.so")
+    add_library(torch::cuda INTERFACE IMPORTED)
+    target_link_libraries(torch::cuda INTERFACE torch::torch torch_cuda c10_cuda CUDA::cudart)
+  else()
+    message(STATUS "This PyTorch has no CUDA: the kernels are built, the operators run on CPUs alone")
+  endif()
+endif()
+
 # Headers of torch take 20 s to parse: one precompiled header, reused by every target that includes torch/torch.h.
 add_library(torch_pch OBJECT cmake/torch_pch.cpp)
 target_link_libraries(torch_pch PUBLIC torch::torch)

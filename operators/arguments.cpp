@@ -12,11 +12,31 @@ using Sizes = std::vector<c10::SymInt>;
 
 bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 
-bool is_kernel_type(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble; }
-
 DType kernel_type(at::ScalarType dtype) {
-  return dtype == at::kDouble ? DType::kFloat64 : dtype == at::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
+  switch (dtype) {
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kHalf:
+      return DType::kFloat16;
+    default:
+      return DType::kFloat32;
+  }
 }
+
+// Half is for CUDA devices, double for the others; tensors without memory may stand for either.
+void check_kernel_type(const char* what, at::ScalarType dtype, at::Device device) {
+  const bool anywhere = dtype == at::kFloat || dtype == at::kBFloat16;
+  if (device.is_cuda()) {
+    TORCH_CHECK_TYPE(anywhere || dtype == at::kHalf, what, " must be float32, bfloat16 or float16 on a CUDA device, got ", dtype);
+  } else {
+    TORCH_CHECK_TYPE(anywhere || dtype == at::kDouble || (dtype == at::kHalf && device.is_meta()), what,
+                     " must be float32, bfloat16 or float64, got ", dtype);
+  }
+}
+
+at::Tensor with_contiguous_last(const at::Tensor& tensor) { return tensor.stride(-1) == 1 || tensor.size(-1) == 1 ? tensor : tensor.contiguous(); }
 
 void check_tensor(const char* name, const at::Tensor& tensor, const char* layout, const Sizes& sizes, at::ScalarType dtype, at::Device device) {
   TORCH_CHECK_VALUE(tensor.sym_sizes() == c10::SymIntArrayRef(sizes), name, " must be ", layout, " = ", c10::SymIntArrayRef(sizes), ", got ",
@@ -38,8 +58,8 @@ void check_cu_seqlens(const at::Tensor& cu_seqlens, const at::Tensor& q) {
                    cu_seqlens.scalar_type());
   check_rank("cu_seqlens", cu_seqlens, 1, "[documents + 1]");
   TORCH_CHECK_VALUE(cu_seqlens.sym_size(0) >= 1, "cu_seqlens must have documents + 1 entries, got none");
-  TORCH_CHECK_VALUE(cu_seqlens.device() == q.device() || cu_seqlens.device().is_cpu(), "cu_seqlens must be on the CPU, got a tensor on ",
-                    cu_seqlens.device());
+  TORCH_CHECK_VALUE(cu_seqlens.device() == q.device() || cu_seqlens.device().is_cpu(), "cu_seqlens must be on ", q.device(),
+                    " or on the CPU, got a tensor on ", cu_seqlens.device());
   TORCH_CHECK_VALUE(q.sym_size(0) == 1, "with cu_seqlens the documents lie in one batch row: q must have batch size 1, got ", q.sym_size(0));
 }
 
@@ -54,7 +74,7 @@ void check_inputs(const Inputs& in) {
   const auto dtype = in.q.scalar_type();
   const auto compute = compute_type(dtype);
   const auto device = in.q.device();
-  TORCH_CHECK_TYPE(is_kernel_type(dtype), "q must be float32, bfloat16 or float64, got ", dtype);
+  check_kernel_type("q", dtype, device);
   const auto batch = in.q.sym_size(0), tokens = in.q.sym_size(1), query_heads = in.q.sym_size(2), key_width = in.q.sym_size(3);
   const auto key_heads = in.k.sym_size(2), value_width = in.v.sym_size(3);
   check_width("q", key_width);
@@ -79,7 +99,7 @@ void check_state(const State& state) {
   const auto dtype = state.keys.scalar_type();
   const auto compute = compute_type(dtype);
   const auto device = state.keys.device();
-  TORCH_CHECK_TYPE(is_kernel_type(dtype), "keys of the decoding state must be float32, bfloat16 or float64, got ", dtype);
+  check_kernel_type("keys of the decoding state", dtype, device);
   const auto sequences = state.keys.sym_size(0), heads = state.keys.sym_size(1), capacity = state.keys.sym_size(2), width = state.keys.sym_size(3);
   const auto chunks = capacity / kDecodeChunk;
   TORCH_CHECK_VALUE(heads >= 1, "keys of the decoding state must have at least one head, got ", state.keys.sym_sizes());
@@ -162,7 +182,10 @@ at::Tensor new_carried_keys(const State& state, const c10::SymInt& tokens) {
                           state.keys.options().dtype(compute_type(state.keys.scalar_type())));
 }
 
-KernelInputs::KernelInputs(const Inputs& in) : q(with_contiguous_last(in.q)), k(with_contiguous_last(in.k)), v(with_contiguous_last(in.v)) {
+KernelInputs::KernelInputs(const Inputs& in) : KernelInputs(in, given(in.cu_seqlens) ? in.cu_seqlens->to(at::kLong).contiguous() : at::Tensor()) {}
+
+KernelInputs::KernelInputs(const Inputs& in, at::Tensor offsets)
+    : q(with_contiguous_last(in.q)), k(with_contiguous_last(in.k)), v(with_contiguous_last(in.v)), cu_seqlens(std::move(offsets)) {
   if (given(in.w)) w = with_contiguous_last(*in.w);
   if (given(in.beta)) beta = *in.beta;
   if (given(in.g)) g = *in.g;
@@ -175,14 +198,11 @@ KernelInputs::KernelInputs(const Inputs& in) : q(with_contiguous_last(in.q)), k(
              .dtype = kernel_type(q.scalar_type()),
              .scale = in.scale.value_or(1 / std::sqrt(double(q.size(3)))),
              .gate_scaled = in.gate_scaled};
-  if (given(in.cu_seqlens)) {
-    cu_seqlens = in.cu_seqlens->to(at::kLong).contiguous();
+  if (cu_seqlens.defined()) {
     problem.cu_seqlens = cu_seqlens.const_data_ptr<int64_t>();
     problem.num_documents = cu_seqlens.numel() - 1;
   }
 }
-
-at::Tensor with_contiguous_last(const at::Tensor& tensor) { return tensor.stride(-1) == 1 || tensor.size(-1) == 1 ? tensor : tensor.contiguous(); }
 
 ConstView const_view(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
@@ -193,6 +213,46 @@ View view(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   return {tensor.mutable_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
+
+ForwardArguments forward_arguments(const KernelInputs& in, const at::Tensor& o, const at::Tensor& lse) {
+  return {in.problem,          const_view(in.q), const_view(in.k), const_view(in.v), const_view(in.w),
+          const_view(in.beta), const_view(in.g), view(o),          view(lse)};
+}
+
+BackwardTensors::BackwardTensors(const Inputs& in, const at::Tensor& o_, const at::Tensor& lse_, const at::Tensor& d_o_, const OptionalTensor& d_lse_)
+    : o(with_contiguous_last(o_)),
+      lse(lse_),
+      d_o(with_contiguous_last(d_o_)),
+      d_lse(d_lse_.value_or(at::Tensor())),
+      dq(new_gradient(in, in.q)),
+      dk(new_gradient(in, in.k)),
+      dv(new_gradient(in, in.v)),
+      dw(new_gradient(in, in.w)),
+      dbeta(new_gradient(in, in.beta)),
+      dg(new_gradient(in, in.g)) {}
+
+BackwardArguments BackwardTensors::arguments(const KernelInputs& in) const {
+  const View none;
+  return {in.problem,
+          const_view(in.q),
+          const_view(in.k),
+          const_view(in.v),
+          const_view(in.w),
+          const_view(in.beta),
+          const_view(in.g),
+          const_view(o),
+          const_view(lse),
+          const_view(d_o),
+          const_view(d_lse),
+          view(dq),
+          view(dk),
+          view(dv),
+          in.w.defined() ? view(dw) : none,
+          in.w.defined() ? view(dbeta) : none,
+          in.g.defined() ? view(dg) : none};
+}
+
+void check_status(const Status& status) { TORCH_CHECK_VALUE(status.ok(), status.message, ", got ", status.value); }
 
 DecodingState kernel_state(const State& state) {
   const auto data = [](const char* name, const at::Tensor& tensor) {

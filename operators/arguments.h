@@ -48,15 +48,29 @@ at::Tensor new_carried_keys(const State& state, const c10::SymInt& tokens);  // 
 
 // Checked inputs as kernels read them. Owns the copies that a non-contiguous last dimension or int32 offsets need.
 struct KernelInputs {
-  explicit KernelInputs(const Inputs& inputs);
+  // cu_seqlens: the offsets as int64, contiguous, where the kernels read them; undefined if not given.
+  KernelInputs(const Inputs& inputs, at::Tensor cu_seqlens);
+  explicit KernelInputs(const Inputs& inputs);  // cu_seqlens where they are
 
   at::Tensor q, k, v, w, beta, g, cu_seqlens;  // undefined where not given
   Problem problem;
 };
 
-at::Tensor with_contiguous_last(const at::Tensor& tensor);  // itself, or a copy
-ConstView const_view(const at::Tensor& tensor);             // [B, T, heads(, width)]; null for an undefined or empty tensor
+ConstView const_view(const at::Tensor& tensor);  // [B, T, heads(, width)]; null for an undefined or empty tensor
 View view(const at::Tensor& tensor);
+
+ForwardArguments forward_arguments(const KernelInputs& inputs, const at::Tensor& o, const at::Tensor& lse = {});
+
+// What backward reads and writes besides the inputs: copies where a last dimension is not contiguous, and fresh gradients.
+struct BackwardTensors {
+  BackwardTensors(const Inputs& inputs, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o, const OptionalTensor& d_lse);
+  BackwardArguments arguments(const KernelInputs& inputs) const;
+
+  at::Tensor o, lse, d_o, d_lse;
+  at::Tensor dq, dk, dv, dw, dbeta, dg;
+};
+
+void check_status(const Status& status);  // turns a kernel's refusal into an error that quotes the value
 
 // Also refuses tensors that are not contiguous, not on the CPU, and lengths outside [0, capacity].
 DecodingState kernel_state(const State& state);

@@ -1,9 +1,8 @@
 // Derivatives of the operators: path_attention has one, path_attention_backward refuses a second, decoding has none.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "operators/arguments.h"
+#include "operators/schema.h"
 
 namespace pathattn::operators {
 namespace {
@@ -11,23 +10,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
-                                                  const OptionalTensor& beta, const OptionalTensor& g, std::optional<double> scale,
-                                                  const OptionalTensor& cu_seqlens, bool gate_scaled);
-Gradients path_attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
-                                  const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o,
-                                  const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled);
-
-// An operator by way of PyTorch's dispatcher, which finds the device's kernel and lets tracing see the call.
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> dispatched(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
 Gradients call_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
                         const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o, const OptionalTensor& d_lse,
                         std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled) {
-  static const auto op = dispatched<decltype(path_attention_backward)>("pathattn::path_attention_backward");
+  static const auto op = dispatched<PathAttentionBackwardSignature>("pathattn::path_attention_backward");
   return op.call(q, k, v, w, beta, g, o, lse, d_o, d_lse, scale, cu_seqlens, gate_scaled);
 }
 
@@ -36,7 +22,7 @@ class PathAttention : public torch::autograd::Function<PathAttention> {
   static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
                                const OptionalTensor& beta, const OptionalTensor& g, std::optional<double> scale, const OptionalTensor& cu_seqlens,
                                bool gate_scaled) {
-    static const auto op = dispatched<decltype(path_attention)>("pathattn::path_attention");
+    static const auto op = dispatched<PathAttentionSignature>("pathattn::path_attention");
     at::AutoDispatchBelowADInplaceOrView below;
     auto [o, lse] = op.call(q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled);
     context->set_materialize_grads(false);

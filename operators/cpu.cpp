@@ -18,8 +18,6 @@ namespace {
 
 int available_workers() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
-void check_status(const Status& status) { TORCH_CHECK_VALUE(status.ok(), status.message, ", got ", status.value); }
-
 // Runs a kernel with its workspace; turns its Status into an error. Tasks go in order to whichever worker is free, since those of causal attention
 // differ in length; inside another parallel region everything happens on the calling thread.
 template <typename Kernel>
@@ -50,8 +48,7 @@ std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at:
   check_inputs(inputs);
   const KernelInputs in(inputs);
   at::Tensor o = new_o(inputs), lse = new_lse(inputs);
-  const ForwardArguments arguments{in.problem,          const_view(in.q), const_view(in.k), const_view(in.v), const_view(in.w),
-                                   const_view(in.beta), const_view(in.g), view(o),          view(lse)};
+  const ForwardArguments arguments = forward_arguments(in, o, lse);
   check_status(check(arguments));  // before anything is measured by cu_seqlens
   const int workers = available_workers();
   run(workers, cpu::forward_workspace_size(in.problem, in.w.defined(), workers),
@@ -67,32 +64,13 @@ Gradients path_attention_backward(const at::Tensor& q, const at::Tensor& k, cons
   check_inputs(inputs);
   check_results(inputs, o, lse, d_o, d_lse);
   const KernelInputs in(inputs);
-  const at::Tensor o_read = with_contiguous_last(o), d_o_read = with_contiguous_last(d_o);
-  at::Tensor dq = new_gradient(inputs, q), dk = new_gradient(inputs, k), dv = new_gradient(inputs, v);
-  at::Tensor dw = new_gradient(inputs, w), dbeta = new_gradient(inputs, beta), dg = new_gradient(inputs, g);
-  const View none;
-  const BackwardArguments arguments{in.problem,
-                                    const_view(in.q),
-                                    const_view(in.k),
-                                    const_view(in.v),
-                                    const_view(in.w),
-                                    const_view(in.beta),
-                                    const_view(in.g),
-                                    const_view(o_read),
-                                    const_view(lse),
-                                    const_view(d_o_read),
-                                    d_lse ? const_view(*d_lse) : ConstView{},
-                                    view(dq),
-                                    view(dk),
-                                    view(dv),
-                                    in.w.defined() ? view(dw) : none,
-                                    in.w.defined() ? view(dbeta) : none,
-                                    in.g.defined() ? view(dg) : none};
+  const BackwardTensors tensors(inputs, o, lse, d_o, d_lse);
+  const BackwardArguments arguments = tensors.arguments(in);
   check_status(check(arguments));  // before anything is measured by cu_seqlens
   const int workers = available_workers();
   run(workers, cpu::backward_workspace_size(in.problem, in.w.defined(), workers),
       [&](void* workspace, const Executor& executor) { return cpu::backward(arguments, workspace, executor); });
-  return {dq, dk, dv, dw, dbeta, dg};
+  return {tensors.dq, tensors.dk, tensors.dv, tensors.dw, tensors.dbeta, tensors.dg};
 }
 
 at::Tensor prefill(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
@@ -107,8 +85,7 @@ at::Tensor prefill(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   DecodingState state = kernel_state(tensors);
   state.query_heads = in.problem.query_heads;
   at::Tensor o = new_o(inputs), lse = new_lse(inputs);
-  const ForwardArguments arguments{in.problem,          const_view(in.q), const_view(in.k), const_view(in.v), const_view(in.w),
-                                   const_view(in.beta), const_view(in.g), view(o),          view(lse)};
+  const ForwardArguments arguments = forward_arguments(in, o, lse);
   check_status(check(arguments));  // before anything is measured by cu_seqlens
   const int workers = available_workers();
   run(workers, cpu::prefill_workspace_size(in.problem, in.w.defined(), workers),
@@ -130,8 +107,7 @@ at::Tensor decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   DecodingState state = kernel_state(tensors);
   state.query_heads = in.problem.query_heads;
   at::Tensor o = new_o(inputs);
-  const ForwardArguments arguments{
-      in.problem, const_view(in.q), const_view(in.k), const_view(in.v), const_view(in.w), const_view(in.beta), const_view(in.g), view(o), View{}};
+  const ForwardArguments arguments = forward_arguments(in, o);
   const int workers = available_workers();
   run(workers, cpu::decode_workspace_size(in.problem, state, workers),
       [&](void* workspace, const Executor& executor) { return cpu::decode(arguments, state, workspace, executor); });

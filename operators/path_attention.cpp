@@ -1,31 +1,15 @@
 #include "operators/path_attention.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "operators/arguments.h"
+#include "operators/schema.h"
 
 namespace pathattn {
 namespace {
 
 using operators::OptionalTensor;
-
-// By way of PyTorch's dispatcher, which finds autograd, the device's kernel and tracing.
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> dispatched(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-using Forward = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&,
-                                                   const OptionalTensor&, const OptionalTensor&, std::optional<double>, const OptionalTensor&, bool);
-using Prefill = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
-                           const OptionalTensor&, at::Tensor&, at::Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                           const OptionalTensor&, at::Tensor&, std::optional<double>, const OptionalTensor&, bool);
-using Decode = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
-                          const OptionalTensor&, at::Tensor&, at::Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                          const OptionalTensor&, at::Tensor&, std::optional<double>, bool);
 
 OptionalTensor optional(const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; }
 
@@ -70,7 +54,7 @@ TORCH_LIBRARY(pathattn, m) {
 std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
                                                   const OptionalTensor& beta, const OptionalTensor& g, std::optional<double> scale,
                                                   const OptionalTensor& cu_seqlens, bool gate_scaled) {
-  static const auto op = dispatched<Forward>("pathattn::path_attention");
+  static const auto op = operators::dispatched<operators::PathAttentionSignature>("pathattn::path_attention");
   return op.call(q, k, v, in_compute_type(w, q), in_compute_type(beta, q), in_compute_type(g, q), scale, cu_seqlens, gate_scaled);
 }
 
@@ -102,7 +86,7 @@ DecodingTensors DecodingTensors::create(int64_t sequences, int64_t capacity, int
 
 at::Tensor prefill(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
                    const OptionalTensor& g, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled, DecodingTensors& state) {
-  static const auto op = dispatched<Prefill>("pathattn::prefill");
+  static const auto op = operators::dispatched<operators::PrefillSignature>("pathattn::prefill");
   const at::NoGradGuard no_gradient;
   return op.call(q, k, v, in_compute_type(w, q), in_compute_type(beta, q), in_compute_type(g, q), state.keys, state.values, optional(state.gate_sums),
                  optional(state.carries), optional(state.open_keys), optional(state.open_carry), state.lengths, scale, cu_seqlens, gate_scaled);
@@ -110,7 +94,7 @@ at::Tensor prefill(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 
 at::Tensor decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
                   const OptionalTensor& g, std::optional<double> scale, bool gate_scaled, DecodingTensors& state) {
-  static const auto op = dispatched<Decode>("pathattn::decode");
+  static const auto op = operators::dispatched<operators::DecodeSignature>("pathattn::decode");
   const at::NoGradGuard no_gradient;
   return op.call(q, k, v, in_compute_type(w, q), in_compute_type(beta, q), in_compute_type(g, q), state.keys, state.values, optional(state.gate_sums),
                  optional(state.carries), optional(state.open_keys), optional(state.open_carry), state.lengths, scale, gate_scaled);

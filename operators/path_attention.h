@@ -1,8 +1,9 @@
 // PaTH attention as PyTorch operators (torch.ops.pathattn.*), with autograd. kernels/problem.h has the equations.
 //
 // Layout [B, T, heads, width]: q [B,T,HQ,K], k and w [B,T,H,K], v [B,T,H,V], beta [B,T,H], g [B,T,HQ]; HQ a multiple of H, K and V in 1..256.
-// q, k, v: float32, bfloat16 or float64, all alike. w, beta, g: computed with in float64 beside float64, otherwise in float32; these functions
-// convert other floating types (differentiably), the operators underneath refuse them.
+// q, k, v: float32, bfloat16, on CPUs float64, on CUDA devices float16, all alike. w, beta, g: computed with in float64 beside float64, otherwise in
+// float32; these functions convert other floating types (differentiably), the operators underneath refuse them.
+// On a CUDA device work is queued on the current stream and nothing waits for it; prefill and decode run on CPUs alone.
 // A last dimension that is not contiguous is copied; any other stride is read as it is. Errors are c10::Error and name the argument.
 #pragma once
 
@@ -14,7 +15,8 @@
 namespace pathattn {
 
 // (o [B,T,HQ,V] like q, lse [B,T,HQ] float32 or float64, natural logarithm). Differentiable once, in every tensor, through both results.
-// cu_seqlens: int32 or int64 [documents + 1] on the CPU, B must be 1. scale: K^-1/2 if absent.
+// cu_seqlens: int32 or int64 [documents + 1], B must be 1; on the CPU, where malformed ones are refused, or beside q on its CUDA device, where they
+// give wrong numbers, never an access outside the tensors. scale: K^-1/2 if absent.
 std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& w,
                                                   const std::optional<at::Tensor>& beta, const std::optional<at::Tensor>& g,
                                                   std::optional<double> scale, const std::optional<at::Tensor>& cu_seqlens, bool gate_scaled);

@@ -1,5 +1,6 @@
-"""Loads the operators' shared library, which lies beside this file in a build folder as in a wheel."""
+"""Loads the operators' shared libraries, which lie beside this file in a build folder as in a wheel: the CPU's and, where one was built, CUDA's."""
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -17,4 +18,12 @@ def _release(version: str) -> str:
 if _release(torch.__version__) != _release(TORCH_VERSION):
     raise ImportError(f"pathattn was built for PyTorch {TORCH_VERSION}, but this is PyTorch {torch.__version__}: build pathattn again")
 
-torch.ops.load_library(Path(__file__).with_name("libpathattn_operators.so"))
+_folder = Path(__file__).parent
+torch.ops.load_library(_folder / "libpathattn_operators.so")
+
+_cuda = _folder / "libpathattn_operators_cuda.so"
+if _cuda.exists() and torch.version.cuda is not None:  # a PyTorch without CUDA lacks what the library links to
+    try:
+        torch.ops.load_library(_cuda)
+    except OSError as error:
+        warnings.warn(f"pathattn refuses tensors on CUDA devices, because its CUDA operators cannot be loaded: {error}", stacklevel=2)

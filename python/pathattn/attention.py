@@ -8,8 +8,9 @@ Shapes, B batch, T tokens, HQ query heads, H key heads (HQ a multiple of H), K a
 
     q [B, T, HQ, K]    k, w [B, T, H, K]    v, o [B, T, H or HQ, V]    beta [B, T, H]    g, lse [B, T, HQ]
 
-q, k and v are float32, bfloat16 or float64, all alike. w, beta and g are converted to float32 (beside float64, to float64) if they are another
-floating type. A last dimension that is not contiguous is copied; any other stride is read as it is.
+q, k and v are float32, bfloat16, on CPUs float64, on CUDA devices float16, all alike. w, beta and g are converted to float32 (beside float64, to
+float64) if they are another floating type; under ``torch.autocast`` q, k and v take its type. A last dimension that is not contiguous is copied; any
+other stride is read as it is. On a CUDA device work is queued on the current stream and nothing waits for it; decoding runs on CPUs alone.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ def path_attention(
         q, k, v: queries, keys and values; the module's documentation has the shapes.
         w, beta: directions and strengths of the Householder factors, both or neither (then plain causal attention). w is used as given: normalise
             it. Results are guaranteed while ``beta * |w|^2 <= 2 + 2**-7``; beyond, they follow the formula, and
-            an overflow is a ValueError.
+            an overflow is a ValueError (on a CUDA device: not finite numbers in the result).
         g: natural logarithm of the forget gate, at most 0 (PaTH-FoX).
         scale: of the scores; K ** -0.5 unless given.
-        cu_seqlens: int32 or int64 [documents + 1] on the CPU, from 0 to T, never decreasing: packed documents, with B = 1. Nothing crosses their bounds.
+        cu_seqlens: int32 or int64 [documents + 1], from 0 to T, never decreasing: packed documents, with B = 1. Nothing crosses their bounds.
+            On the CPU, where malformed ones are refused, or on q's CUDA device, where they cannot be looked at without waiting: malformed ones
+            give wrong numbers there, never an access outside the tensors. CUDA graphs and ``torch.compile`` need them beside q.
         gate_scaled: multiply the gates' sum by ``scale`` too, as flash-linear-attention's PaTH does; the paper does not.
         return_lse: also return lse, float32 (float64 beside float64).
 

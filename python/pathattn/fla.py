@@ -19,13 +19,13 @@ def parallel_path_attn(
     cu_seqlens: Tensor | None = None,
     use_cache: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """PaTH attention in that package's convention: the gates' sum is multiplied by ``scale``. Any width up to 256, on a CPU.
+    """PaTH attention in that package's convention: the gates' sum is multiplied by ``scale``. Any width up to 256, on CPUs and CUDA devices.
 
     Args:
         q, k, v, w, beta, g: as `pathattn.path_attention` takes them.
         scale: of scores and gates; K ** -0.5 unless given.
         cu_seqlens: int [documents + 1], packed documents in one batch row.
-        use_cache: also return the keys that decoding by rewriting goes on from. No gradient flows through them.
+        use_cache: on a CPU, also return the keys that decoding by rewriting goes on from. No gradient flows through them.
 
     Returns:
         (o [B, T, HQ, V], k_cache [B, T, H, K] in k's type or None); row j of k_cache is key j carried to its document's last token.

@@ -155,6 +155,8 @@ class CausalConv(nn.Conv1d):
     def forward(self, x_BTC: Tensor, cu_seqlens: Tensor | None, previous_BTC: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns the result [B, T, C] and the last inputs of each document [documents, taps - 1, C], which are `previous_BTC` of its next tokens."""
         num_tokens, num_previous = x_BTC.shape[1], self.kernel_size[0] - 1
+        if cu_seqlens is not None:
+            cu_seqlens = cu_seqlens.to(x_BTC.device, non_blocking=True)
         if previous_BTC is None:
             previous_BTC = x_BTC.new_zeros(x_BTC.shape[0], num_previous, x_BTC.shape[2])
         padded_BTC = torch.cat([previous_BTC, x_BTC], dim=1)
@@ -168,13 +170,13 @@ class CausalConv(nn.Conv1d):
         if cu_seqlens is None:
             return F.silu(y_BTC), padded_BTC[:, num_tokens:]
         ends_N = cu_seqlens[1:, None]
-        rows_NT = ends_N + torch.arange(num_previous)
+        rows_NT = ends_N + torch.arange(num_previous, device=x_BTC.device)
         before_NT = rows_NT - num_previous < cu_seqlens[:-1, None]
         return F.silu(y_BTC), padded_BTC[0][rows_NT].masked_fill(before_NT[..., None], 0)
 
 
 def _positions(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
     """Of each token in its document, [T]."""
-    token_T = torch.arange(num_tokens)
+    token_T = torch.arange(num_tokens, device=cu_seqlens.device)
     document_T = torch.bucketize(token_T, cu_seqlens[1:], right=True)
     return token_T - cu_seqlens[document_T]

@@ -72,6 +72,18 @@ def test_O02_decoding_compiles_whole():
     assert equal(bits(states[0]._tensors), bits(states[1]._tensors))
 
 
+def test_autocast_narrows_q_k_v_alone():
+    inputs, d_o = random_inputs(1, 70, 2, 1, 16, 16, dtype=torch.float32), torch.randn(1, 70, 2, 16)
+    narrow = inputs | {name: inputs[name].bfloat16() for name in ("q", "k", "v")}
+    with torch.autocast("cpu", torch.bfloat16):
+        results, actual = attend(**inputs), gradients(attend, inputs, d_o)
+    assert equal(results, attend(**narrow))
+    assert equal(actual.values(), [x.float() for x in gradients(attend, narrow, d_o).values()])
+    doubles = {name: x.double() for name, x in inputs.items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attend(**doubles)[0].dtype == torch.float64
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_O01_checkpoint(use_reentrant):
     inputs, d_o = random_inputs(1, 70, 2, 1, 16, 16), torch.randn(1, 70, 2, 16)
