@@ -2,8 +2,8 @@
 """Runs the tests of build folders, and Python's, and counts single test cases: run_tests.py BUILD ... [--pytest FOLDER]
 
 CTest runs the programs; each GoogleTest program leaves test-results/NAME.xml with its cases. A program that fails without naming a failed case
-(it crashed, hung, or a sanitizer stopped it) counts as one failure under its own name. The last line reads "N passed, N failed", with ", N skipped" if any.
-Exit status 0 if something ran and nothing failed.
+(it crashed, hung, or a sanitizer stopped it) counts as one failure under its own name. The last line reads "N passed, N failed", with ", N skipped"
+if any. Exit status 0 if something ran and nothing failed.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def run_pytest(folder, build, results):
     xml = build / "test-results" / "pytest.xml"
     xml.parent.mkdir(parents=True, exist_ok=True)
     xml.unlink(missing_ok=True)
-    environment = os.environ | {"PATHATTN_BUILD": str(build.resolve())}
+    environment = os.environ | {"PATHATTN_BUILD": str(build.resolve()), "OMP_WAIT_POLICY": "passive"}  # as cmake/Testing.cmake
     status = subprocess.run([sys.executable, "-m", "pytest", "-q", folder, f"--junit-xml={xml}"], env=environment).returncode
     num_failed = results.add_cases(xml, "pytest")
     if num_failed is None or (status != 0 and num_failed == 0):
