@@ -8,7 +8,7 @@
 
 #include <set>
 
-#include "base/error.h"
+#include "base/error_of.h"
 #include "base/scratch_folder.h"
 
 namespace pathattn {
@@ -27,15 +27,6 @@ class Files : public testing::Test {
   const ScratchFolder scratch;
   const fs::path folder = scratch.path();
 };
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 // Runs `action` in a child process, which then exits with 0 if it threw Error and with 9 if it did not.
 int status_in_child(const std::function<void()>& action) {

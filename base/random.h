@@ -11,7 +11,6 @@ class Random {
   uint64_t next();                 // 64 random bits
   uint64_t below(uint64_t bound);  // uniform in [0, bound), unbiased; bound >= 1; uses one draw, rarely more
   double uniform();                // uniform in [0, 1), 53 bits
-  uint64_t position() const { return position_; }
 
  private:
   uint64_t first_key_, second_key_, position_;

@@ -16,7 +16,6 @@ TEST(Random, draw_is_a_function_of_seed_stream_and_position) {
   Random whole(7, 3);
   std::vector<uint64_t> draws;
   for (int i = 0; i < 100; ++i) draws.push_back(whole.next());
-  EXPECT_EQ(whole.position(), 100u);
   Random resumed(7, 3, 40);
   for (int i = 40; i < 100; ++i) EXPECT_EQ(resumed.next(), draws[i]);
 }

@@ -205,8 +205,6 @@ std::vector<std::string> Recipe::strings(const std::string& key, const std::vect
   return value->get<std::vector<std::string>>();
 }
 
-bool Recipe::has(const std::string& key) const { return find(key) != nullptr; }
-
 void Recipe::refuse_unread() const {
   std::vector<std::string> leaves;
   list_leaves(values_, "", leaves);

@@ -26,7 +26,6 @@ class Recipe {
   std::string string(const std::string& key, const std::string& fallback);
   std::string choice(const std::string& key, const std::string& fallback, const std::vector<std::string>& allowed);
   std::vector<std::string> strings(const std::string& key, const std::vector<std::string>& fallback);  // a single string counts as a list of one
-  bool has(const std::string& key) const;                                                              // whether it is given; counts as asking for it
 
   void refuse_unread() const;                        // Error naming the first key that no call above asked for, and the nearest one that was
   nlohmann::json json() const;                       // all values as given, for saving beside a run

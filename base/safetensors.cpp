@@ -127,13 +127,6 @@ SafetensorsFile::~SafetensorsFile() {
   if (map_ != nullptr) ::munmap(map_, size_);
 }
 
-SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      map_(std::exchange(other.map_, nullptr)),
-      size_(std::exchange(other.size_, 0)),
-      entries_(std::move(other.entries_)),
-      metadata_(std::move(other.metadata_)) {}
-
 const SafetensorsEntry& SafetensorsFile::at(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) fail("{}: there is no tensor {}", path_.string(), printable(name));

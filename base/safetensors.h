@@ -26,7 +26,6 @@ class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
   ~SafetensorsFile();
-  SafetensorsFile(SafetensorsFile&&) noexcept;
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 

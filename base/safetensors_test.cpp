@@ -7,7 +7,7 @@
 #include <cstring>
 #include <new>
 
-#include "base/error.h"
+#include "base/error_of.h"
 #include "base/random.h"
 #include "base/scratch_folder.h"
 
@@ -59,12 +59,7 @@ Entries parse(const std::string& file) {
 }
 
 std::string error_of(const std::string& file) {
-  try {
-    parse(file);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return pathattn::error_of([&] { parse(file); });
 }
 
 std::string tensor_a(const std::string& dtype, const std::string& shape, const std::string& offsets) {
@@ -269,8 +264,7 @@ TEST(Safetensors, write_then_read) {
                            {"nothing", {"F32", {0, 5}, {}}},
                            {"weights", {"F32", {2, 3}, std::as_bytes(std::span(weights))}}};
   write_safetensors(path, written, {{"format", "pt"}, {"ünï", "\"quoted\"\n"}});
-  SafetensorsFile opened(path);
-  const SafetensorsFile file(std::move(opened));
+  const SafetensorsFile file(path);
   ASSERT_EQ(file.entries().size(), 4u);
   for (const auto& [name, entry] : written) {
     EXPECT_EQ(file.at(name).dtype, entry.dtype);
@@ -279,12 +273,7 @@ TEST(Safetensors, write_then_read) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(file.at(name).bytes.data()) % safetensors_dtype_size(entry.dtype), 0u);
   }
   EXPECT_EQ(file.metadata().at("ünï"), "\"quoted\"\n");
-  try {
-    file.at("lm_head.weight");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.what(), path.string() + ": there is no tensor \"lm_head.weight\"");
-  }
+  EXPECT_EQ(pathattn::error_of([&] { file.at("lm_head.weight"); }), path.string() + ": there is no tensor \"lm_head.weight\"");
 }
 
 TEST(Safetensors, write_refuses_what_it_could_not_read) {

@@ -17,8 +17,7 @@ struct Document {
 };
 
 // The texts of one file, folder or pattern. seen: paths already read, so that a file reached twice counts once.
-void read_documents(const std::string& what, const CorpusSource& source, std::set<std::string>& seen, std::vector<Document>& documents,
-                    SplitCorpus& corpus) {
+void read_documents(const std::string& what, const CorpusSource& source, std::set<std::string>& seen, std::vector<Document>& documents) {
   int64_t num_empty = 0, num_binary = 0, num_text = 0;
   for (const FoundFile& file : find_files(what, source.extensions)) {
     if (!seen.insert(std::filesystem::canonical(file.path).string()).second) {
@@ -36,8 +35,6 @@ void read_documents(const std::string& what, const CorpusSource& source, std::se
     documents.push_back({file.name, std::move(bytes), hash_bytes(file.name, source.split_seed)});
   }
   if (num_text == 0) fail("{} gives no text: {} files are empty and {} are binary (have NUL bytes)", what, num_empty, num_binary);
-  corpus.num_empty += num_empty;
-  corpus.num_binary += num_binary;
 }
 
 // Which documents are for validation: those whose hash is in the lowest share, but not none and not all of several.
@@ -74,13 +71,13 @@ uint64_t Corpus::hash() const {
 
 SplitCorpus read_corpus(const CorpusSource& source) {
   if (source.files.empty()) fail("there is no text to read: name at least one file, folder or pattern");
-  SplitCorpus corpus;
   std::vector<Document> documents;
   std::set<std::string> seen;
-  for (const std::string& what : source.files) read_documents(what, source, seen, documents, corpus);
+  for (const std::string& what : source.files) read_documents(what, source, seen, documents);
   std::stable_sort(documents.begin(), documents.end(), [](const Document& left, const Document& right) { return left.name < right.name; });
 
   const std::vector<bool> validation = choose_validation(documents, source.validation_fraction);
+  SplitCorpus corpus;
   for (size_t i = 0; i < documents.size(); ++i) {
     std::string_view training_part = documents[i].bytes, validation_part;
     if (documents.size() == 1) {

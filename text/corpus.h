@@ -36,12 +36,12 @@ struct CorpusSource {
 
 struct SplitCorpus {
   Corpus training, validation;
-  int64_t num_empty = 0, num_binary = 0;  // files skipped because they have no bytes, or a NUL byte
 };
 
 // Reads everything once. A document's name is its path below the folder, or below the part of the pattern before the first wildcard; a file named
 // itself has its file name. Whether it is for validation is a hash of that name and the seed, hence the same on every machine. With
-// validation_fraction > 0 both sides get at least one of two or more files; a single file is cut, its last part being for validation.
+// validation_fraction > 0 both sides get at least one of two or more files; a single file is cut, its last part being for validation. Files without
+// bytes or with a NUL byte are left out.
 // Error naming file or pattern: what does not exist, cannot be read, or (named itself) is empty or binary, and what leaves no text at all.
 SplitCorpus read_corpus(const CorpusSource& source);
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include "base/error.h"
+#include "base/error_of.h"
 #include "base/scratch_folder.h"
 
 namespace pathattn {
@@ -32,12 +32,7 @@ class FileSearch : public testing::Test {
   }
 
   std::string error(const std::string& what, const Names& extensions = {}) const {
-    try {
-      find_files(what, extensions);
-    } catch (const Error& problem) {
-      return problem.what();
-    }
-    return "";
+    return error_of([&] { find_files(what, extensions); });
   }
 
   ScratchFolder folder;

@@ -58,7 +58,7 @@ TEST(Utf8Stream, every_code_point_passes_and_finish_starts_anew) {
     if (code >= 0xD800 && code <= 0xDFFF) continue;
     std::string bytes;
     if (code < 0x80) {
-      bytes = {static_cast<char>(code)};
+      bytes.assign(1, static_cast<char>(code));
     } else if (code < 0x800) {
       bytes = {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 63))};
     } else if (code < 0x10000) {
