@@ -20,6 +20,7 @@ NAMES = {"path": "PaTH", "path_fox": "PaTH-FoX", "fox": "FoX", "rope": "RoPE"}
 RECIPES = {"flip_flop": "recipes/flip-flop.toml", "text": "recipes/text.toml"}
 KINDS = {"flip_flop": ["rope", "path"], "text": ["rope", "path_fox"]}
 ALL_KINDS = ["rope", "fox", "path", "path_fox"]
+TEST_SETS = ["in_distribution", "sparse", "dense"]
 STEPS, FULL_STEPS = 300, 600  # of the text runs
 PROMPT = "def forward(self, "
 
@@ -85,7 +86,7 @@ def result_of(task, command, evaluation):
     run = evaluation["run"]
     entry = {key: run[key] for key in ("seconds", "steps", "tokens", "parameters", "seed", "versions")} | {"commands": [command]}
     if task == "flip_flop":
-        return {key: evaluation[key] for key in ("in_distribution", "sparse", "dense")} | entry
+        return {key: evaluation[key] for key in TEST_SETS} | entry
     return {"bits_per_byte": evaluation["bits_per_byte"], "training_length": evaluation["training_length"]} | entry
 
 
@@ -97,7 +98,7 @@ def print_table(title, header, rows):
 
 
 def print_results(summary):
-    rows = [[NAMES[kind], *(f"{run[key]:.2f}" for key in ("in_distribution", "sparse", "dense")), f"{run['seconds']:.0f}"] for kind, run in summary["flip_flop"].items()]
+    rows = [[NAMES[kind], *(f"{run[key]:.2f}" for key in TEST_SETS), f"{run['seconds']:.0f}"] for kind, run in summary["flip_flop"].items()]
     print_table("Flip-flop: error on bits after a read (%)", ["", "in distribution", "sparse", "dense", "seconds"], rows)
     text = summary["text"]
     ranges = list(next(iter(text.values()))["bits_per_byte"])
@@ -125,7 +126,7 @@ def main():
 
     command = [pathattn, "generate", folder / "text_path_fox", "--prompt", PROMPT]
     text = call([*command, "--max-new-tokens", "200", "--temperature", "0.7", "--seed", "1"], stdout=subprocess.PIPE)
-    summary["sample"] = {"kind": "path_fox", "prompt": PROMPT, "text": text.removeprefix(PROMPT)}
+    summary["sample"] = {"kind": "path_fox", "prompt": PROMPT, "text": text}
     write_json(folder / "summary.json", summary)
     call([sys.executable, "python/pathattn/report.py", folder])
 

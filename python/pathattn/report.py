@@ -1,7 +1,7 @@
-"""Draws a demo folder from its files alone: python -m pathattn.report runs/demo
+"""Draws a demo folder from its files alone: report.py FOLDER
 
 Reads FOLDER/summary.json (written by scripts/demo.py; docs/training.md has the format) and each run's metrics.jsonl;
-writes FOLDER/report.png and FOLDER/report.html, which needs no other file. Neither a GPU nor the operators are used.
+writes FOLDER/report.png and FOLDER/report.html, which needs no other file. A program that needs matplotlib, but not the package it lies in.
 """
 
 import argparse
@@ -199,8 +199,12 @@ def html_figures(summary):
     if summary.get("text"):
         runs = runs_of(summary, "text")
         ranges = sorted({text for _, run in runs for text in run["bits_per_byte"]}, key=lambda text: int(text.split("-")[0]))
-        rows = [[STYLES[kind][0], *(f"{run['bits_per_byte'][text]:.3f}" if text in run["bits_per_byte"] else "" for text in ranges)] for kind, run in runs]
-        parts += [f"<h2>Python source: bits per byte, by position; trained at {runs[0][1]['training_length']} bytes</h2>", html_table(["attention", *ranges], rows)]
+        rows = []
+        for kind, run in runs:
+            bits = run["bits_per_byte"]
+            rows.append([STYLES[kind][0], *(f"{bits[text]:.3f}" if text in bits else "" for text in ranges)])
+        length = runs[0][1]["training_length"]
+        parts += [f"<h2>Python source: bits per byte, by position; trained at {length} bytes</h2>", html_table(["attention", *ranges], rows)]
     rows = [
         [f"{TASKS[task]}, {STYLES[kind][0]}", *(f"{run[key]:,.0f}" for key in ("parameters", "steps", "tokens", "seconds")), run["seed"]]
         for task in TASKS

@@ -41,16 +41,6 @@ def recipe(tmp_path):
     return path
 
 
-@pytest.fixture
-def call(build):
-    def call(*arguments, status=0, **options):
-        result = subprocess.run([build / "pathattn", "--threads", "1", *map(str, arguments)], capture_output=True, text=True, timeout=120, **options)
-        assert result.returncode == status, result.stderr
-        return result
-
-    return call
-
-
 def last_line(result):
     return result.stderr.strip().splitlines()[-1]
 

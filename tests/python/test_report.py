@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "python/pathattn/report.py"
-RUN = {"seconds": 93.2, "steps": 300, "tokens": 2457600, "parameters": 49792, "seed": 1, "versions": {"torch": "2.11.0"}, "commands": ["pathattn train <recipe>"]}
+RUN = {"seconds": 93.2, "steps": 300, "tokens": 2457600, "parameters": 49792, "seed": 1}
+RUN |= {"versions": {"torch": "2.11.0"}, "commands": ["pathattn train <recipe>"]}
 TEXT = {"bits_per_byte": {"128-256": 1.7, "256-512": 1.71, "1536-2048": 1.8}, "training_length": 256}
 
 
@@ -33,7 +34,8 @@ def report(folder, content):
 def test_picture_and_page_are_written(tmp_path):
     for run in ("flip_flop_path", "text_rope"):
         (tmp_path / run).mkdir()
-        (tmp_path / run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.7}\n{"step": 2, "validation_loss": 0.5}\n{"step": 2, "loss": 0.6}\n{"step": 3, "lo')
+        lines = '{"step": 1, "loss": 0.7}\n{"step": 2, "validation_loss": 0.5}\n{"step": 2, "loss": 0.6}\n{"step": 3, "lo'
+        (tmp_path / run / "metrics.jsonl").write_text(lines)
     result = report(tmp_path, json.dumps(summary()))
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
