@@ -9,7 +9,7 @@ JOBS ?= $(shell nproc)
 python := $(if $(PYTHON),$(or $(shell command -v $(PYTHON)),$(PYTHON)),$(CURDIR)/.venv/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test bench demo demo-full format clean
+.PHONY: help setup configure program build test bench demo demo-full format clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -17,8 +17,13 @@ help:  ## print this list
 setup:  ## install Debian packages and .venv, as far as they are missing
 	@scripts/setup.sh $(if $(PYTHON),$(python))
 
-build: setup  ## the pathattn program, the operators and the tests into build/release; .venv can then import pathattn
+configure: setup
 	@cmake --preset release -B $(BUILD) -DPATHATTN_PYTHON="$(python)" -DPATHATTN_CUDA=$(PATHATTN_CUDA)
+
+program: configure
+	@cmake --build $(BUILD) --parallel $(JOBS) --target pathattn
+
+build: configure  ## the pathattn program, the operators and the tests into build/release; .venv can then import pathattn
 	@cmake --build $(BUILD) --parallel $(JOBS)
 
 test: build  ## every test; the last line counts them
@@ -27,10 +32,10 @@ test: build  ## every test; the last line counts them
 bench: build  ## time the CPU kernels against torch, on an otherwise idle machine; ends in runs/bench/
 	@PATHATTN_BUILD="$(BUILD)" $(python) benchmarks/attention_cpu.py
 
-demo: build  ## train and compare PaTH with RoPE in 10 minutes; ends in runs/demo/report.html
+demo: program  ## train and compare PaTH with RoPE in 10 minutes; ends in runs/demo/report.html
 	@$(python) scripts/demo.py $(BUILD)/pathattn runs/demo
 
-demo-full: build  ## the same with every kind of attention and twice the steps
+demo-full: program  ## the same with every kind of attention and twice the steps
 	@$(python) scripts/demo.py $(BUILD)/pathattn runs/demo-full --full
 
 format: setup  ## clang-format all sources
