@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <vector>
 
 #include "base/recipe.h"
@@ -33,7 +32,6 @@ class Stream {
   // Goes on where `position` was taken. Error naming what differs if that was with other data, batch size, row length or seed, unless
   // allow_changes: then the count of batches alone is taken over.
   void seek(const nlohmann::json& position, bool allow_changes = false);
-  std::string fingerprint() const { return identity_.dump(); }  // equal if and only if the sequence is the same
 
  protected:
   // identity: all that the sequence depends on, as named scalars; what a user sees when seek refuses.
