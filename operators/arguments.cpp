@@ -25,17 +25,6 @@ DType kernel_type(at::ScalarType dtype) {
   }
 }
 
-// Half is for CUDA devices, double for the others; tensors without memory may stand for either.
-void check_kernel_type(const char* what, at::ScalarType dtype, at::Device device) {
-  const bool anywhere = dtype == at::kFloat || dtype == at::kBFloat16;
-  if (device.is_cuda()) {
-    TORCH_CHECK_TYPE(anywhere || dtype == at::kHalf, what, " must be float32, bfloat16 or float16 on a CUDA device, got ", dtype);
-  } else {
-    TORCH_CHECK_TYPE(anywhere || dtype == at::kDouble || (dtype == at::kHalf && device.is_meta()), what,
-                     " must be float32, bfloat16 or float64, got ", dtype);
-  }
-}
-
 at::Tensor with_contiguous_last(const at::Tensor& tensor) { return tensor.stride(-1) == 1 || tensor.size(-1) == 1 ? tensor : tensor.contiguous(); }
 
 void check_tensor(const char* name, const at::Tensor& tensor, const char* layout, const Sizes& sizes, at::ScalarType dtype, at::Device device) {
@@ -59,13 +48,24 @@ void check_cu_seqlens(const at::Tensor& cu_seqlens, const at::Tensor& q) {
   check_rank("cu_seqlens", cu_seqlens, 1, "[documents + 1]");
   TORCH_CHECK_VALUE(cu_seqlens.sym_size(0) >= 1, "cu_seqlens must have documents + 1 entries, got none");
   TORCH_CHECK_VALUE(cu_seqlens.device() == q.device() || cu_seqlens.device().is_cpu(), "cu_seqlens must be on ", q.device(),
-                    " or on the CPU, got a tensor on ", cu_seqlens.device());
+                    q.device().is_cpu() ? "" : " or on the CPU", ", got a tensor on ", cu_seqlens.device());
   TORCH_CHECK_VALUE(q.sym_size(0) == 1, "with cu_seqlens the documents lie in one batch row: q must have batch size 1, got ", q.sym_size(0));
 }
 
 }  // namespace
 
 at::ScalarType compute_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
+
+// Half is for CUDA devices, double for the others; tensors without memory may stand for either.
+void check_kernel_type(const char* what, at::ScalarType dtype, at::Device device) {
+  const bool anywhere = dtype == at::kFloat || dtype == at::kBFloat16;
+  if (device.is_cuda()) {
+    TORCH_CHECK_TYPE(anywhere || dtype == at::kHalf, what, " must be float32, bfloat16 or float16 on a CUDA device, got ", dtype);
+  } else {
+    TORCH_CHECK_TYPE(anywhere || dtype == at::kDouble || (dtype == at::kHalf && device.is_meta()), what,
+                     " must be float32, bfloat16 or float64, got ", dtype);
+  }
+}
 
 void check_inputs(const Inputs& in) {
   check_rank("q", in.q, 4, "[B, T, HQ, K]");
@@ -131,6 +131,8 @@ void check_state(const State& state, const Inputs& in) {
   check_state(state);
   const auto sequences = given(in.cu_seqlens) ? in.cu_seqlens->sym_size(0) - 1 : in.q.sym_size(0);
   TORCH_CHECK_VALUE(state.keys.sym_size(0) == sequences, "the decoding state has ", state.keys.sym_size(0), " sequences, the call has ", sequences);
+  TORCH_CHECK_VALUE(given(in.cu_seqlens) || in.q.sym_size(1) <= state.keys.sym_size(2), "the decoding state has room for ", state.keys.sym_size(2),
+                    " tokens a sequence, the call has ", in.q.sym_size(1));
   TORCH_CHECK_VALUE(state.keys.sym_size(1) == in.k.sym_size(2), "the decoding state has ", state.keys.sym_size(1), " key heads, k has ",
                     in.k.sym_size(2));
   TORCH_CHECK_VALUE(state.keys.sym_size(3) == in.k.sym_size(3), "the decoding state's keys have width ", state.keys.sym_size(3), ", k has ",
@@ -254,32 +256,28 @@ BackwardArguments BackwardTensors::arguments(const KernelInputs& in) const {
 
 void check_status(const Status& status) { TORCH_CHECK_VALUE(status.ok(), status.message, ", got ", status.value); }
 
-DecodingState kernel_state(const State& state) {
+DecodingState kernel_state(const State& state, int64_t query_heads) {
   const auto data = [](const char* name, const at::Tensor& tensor) {
-    TORCH_CHECK_VALUE(tensor.device().is_cpu(), name, " of the decoding state must be on the CPU, got a tensor on ", tensor.device());
     TORCH_CHECK_VALUE(tensor.is_contiguous(), name, " of the decoding state must be contiguous, got strides ", tensor.strides());
     return tensor.mutable_data_ptr();
   };
   const auto optional_data = [&](const char* name, const OptionalTensor& tensor) { return given(tensor) ? data(name, *tensor) : nullptr; };
-  const DecodingState result{.sequences = state.keys.size(0),
-                             .capacity = state.keys.size(2),
-                             .query_heads = given(state.gate_sums) ? state.gate_sums->size(1) : state.keys.size(1),
-                             .key_heads = state.keys.size(1),
-                             .key_width = state.keys.size(3),
-                             .value_width = state.values.size(3),
-                             .dtype = kernel_type(state.keys.scalar_type()),
-                             .keys = data("keys", state.keys),
-                             .values = data("values", state.values),
-                             .gate_sums = optional_data("gate_sums", state.gate_sums),
-                             .carries = optional_data("carries", state.carries),
-                             .open_keys = optional_data("open_keys", state.open_keys),
-                             .open_carry = optional_data("open_carry", state.open_carry),
-                             .lengths = static_cast<int64_t*>(data("lengths", state.lengths))};
-  for (int64_t n = 0; n < result.sequences; ++n) {
-    TORCH_CHECK_VALUE(result.lengths[n] >= 0 && result.lengths[n] <= result.capacity, "lengths of the decoding state must be 0 ... ", result.capacity,
-                      ", got ", result.lengths[n]);
-  }
-  return result;
+  return {.sequences = state.keys.size(0),
+          .capacity = state.keys.size(2),
+          .query_heads = query_heads,
+          .key_heads = state.keys.size(1),
+          .key_width = state.keys.size(3),
+          .value_width = state.values.size(3),
+          .dtype = kernel_type(state.keys.scalar_type()),
+          .keys = data("keys", state.keys),
+          .values = data("values", state.values),
+          .gate_sums = optional_data("gate_sums", state.gate_sums),
+          .carries = optional_data("carries", state.carries),
+          .open_keys = optional_data("open_keys", state.open_keys),
+          .open_carry = optional_data("open_carry", state.open_carry),
+          .lengths = static_cast<int64_t*>(data("lengths", state.lengths))};
 }
+
+DecodingState kernel_state(const State& state) { return kernel_state(state, given(state.gate_sums) ? state.gate_sums->size(1) : state.keys.size(1)); }
 
 }  // namespace pathattn::operators

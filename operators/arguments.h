@@ -32,6 +32,8 @@ struct State {
 
 at::ScalarType compute_type(at::ScalarType dtype);  // of w, beta, g and lse beside q of `dtype`: float64 for float64, otherwise float32
 
+// Refuses a type of q, k and v that the device's kernels do not take. `what` begins the error.
+void check_kernel_type(const char* what, at::ScalarType dtype, at::Device device);
 // Each refuses what a kernel could not read (ranks, sizes, dtypes, devices) by an error that names the argument and quotes what it got.
 // Sizes may be symbolic, and contents are not looked at: fake tensors pass through here too.
 void check_inputs(const Inputs& inputs);
@@ -72,7 +74,8 @@ struct BackwardTensors {
 
 void check_status(const Status& status);  // turns a kernel's refusal into an error that quotes the value
 
-// Also refuses tensors that are not contiguous, not on the CPU, and lengths outside [0, capacity].
-DecodingState kernel_state(const State& state);
+// A checked state as kernels read it. Refuses tensors that are not contiguous. query_heads: of the calls to come.
+DecodingState kernel_state(const State& state, int64_t query_heads);
+DecodingState kernel_state(const State& state);  // query_heads from the gates, where the state has them
 
 }  // namespace pathattn::operators

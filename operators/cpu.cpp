@@ -41,6 +41,13 @@ void check_overflow(const KernelInputs& in, const at::Tensor& result) {
   TORCH_CHECK_VALUE(!(growth > 2 + 0x1p-7), "scores overflowed: beta * |w|^2 must not exceed 2 (normalise w), got up to ", growth);
 }
 
+void check_lengths(const DecodingState& state) {
+  for (int64_t n = 0; n < state.sequences; ++n) {
+    TORCH_CHECK_VALUE(state.lengths[n] >= 0 && state.lengths[n] <= state.capacity, "lengths of the decoding state must be 0 ... ", state.capacity,
+                      ", got ", state.lengths[n]);
+  }
+}
+
 std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
                                                   const OptionalTensor& beta, const OptionalTensor& g, std::optional<double> scale,
                                                   const OptionalTensor& cu_seqlens, bool gate_scaled) {
@@ -82,8 +89,8 @@ at::Tensor prefill(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   check_inputs(inputs);
   check_state(tensors, inputs);
   const KernelInputs in(inputs);
-  DecodingState state = kernel_state(tensors);
-  state.query_heads = in.problem.query_heads;
+  const DecodingState state = kernel_state(tensors, in.problem.query_heads);
+  check_lengths(state);
   at::Tensor o = new_o(inputs), lse = new_lse(inputs);
   const ForwardArguments arguments = forward_arguments(in, o, lse);
   check_status(check(arguments));  // before anything is measured by cu_seqlens
@@ -104,8 +111,8 @@ at::Tensor decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   check_inputs(inputs);
   check_state(tensors, inputs);
   const KernelInputs in(inputs);
-  DecodingState state = kernel_state(tensors);
-  state.query_heads = in.problem.query_heads;
+  const DecodingState state = kernel_state(tensors, in.problem.query_heads);
+  check_lengths(state);
   at::Tensor o = new_o(inputs);
   const ForwardArguments arguments = forward_arguments(in, o);
   const int workers = available_workers();
@@ -121,6 +128,7 @@ at::Tensor carried_keys(const at::Tensor& keys, const at::Tensor& values, const 
   check_state(tensors);
   check_tokens(tensors, tokens);
   const DecodingState state = kernel_state(tensors);
+  check_lengths(state);
   at::Tensor out = new_carried_keys(tensors, tokens);
   if (out.numel() == 0) return out;
   const int workers = available_workers();

@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/decode.h"
 #include "operators/arguments.h"
 
 namespace pathattn::operators {
@@ -22,7 +23,8 @@ at::Tensor offsets_on_device(const Inputs& in) {
   }
   TORCH_CHECK_VALUE(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None, "cu_seqlens must be on ", in.q.device(),
                     " while a CUDA graph is captured, got a tensor on ", in.cu_seqlens->device());
-  const KernelInputs on_host(in);
+  KernelInputs on_host(in);
+  on_host.problem.dtype = DType::kFloat32;  // float16, which the host's check knows as CUDA's alone, has been checked
   check_status(check(on_host.problem));
   return on_host.cu_seqlens.pin_memory().to(in.q.device(), at::kLong, /*non_blocking=*/true);
 }
@@ -42,8 +44,9 @@ std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at:
   const c10::cuda::CUDAGuard guard(q.device());
   const KernelInputs in(inputs, offsets_on_device(inputs));
   const at::Tensor o = new_o(inputs), lse = new_lse(inputs);
-  run(in, cuda::forward_workspace_size(in.problem, in.w.defined(), in.g.defined()),
-      [&](void* workspace, cudaStream_t stream) { return cuda::forward(forward_arguments(in, o, lse), workspace, stream); });
+  const ForwardArguments arguments = forward_arguments(in, o, lse);
+  run(in, cuda::forward_workspace_size(arguments),
+      [&](void* workspace, cudaStream_t stream) { return cuda::forward(arguments, workspace, stream); });
   return {o, lse};
 }
 
@@ -56,14 +59,58 @@ Gradients path_attention_backward(const at::Tensor& q, const at::Tensor& k, cons
   const c10::cuda::CUDAGuard guard(q.device());
   const KernelInputs in(inputs, offsets_on_device(inputs));
   const BackwardTensors tensors(inputs, o, lse, d_o, d_lse);
-  run(in, cuda::backward_workspace_size(in.problem, in.w.defined(), in.g.defined()),
-      [&](void* workspace, cudaStream_t stream) { return cuda::backward(tensors.arguments(in), workspace, stream); });
+  const BackwardArguments arguments = tensors.arguments(in);
+  run(in, cuda::backward_workspace_size(arguments),
+      [&](void* workspace, cudaStream_t stream) { return cuda::backward(arguments, workspace, stream); });
   return {tensors.dq, tensors.dk, tensors.dv, tensors.dw, tensors.dbeta, tensors.dg};
 }
 
-void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(),
-                              " runs on CPUs alone: move its tensors to the CPU, or call pathattn::path_attention over all tokens so far");
+at::Tensor prefill(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
+                   const OptionalTensor& g, at::Tensor& keys, at::Tensor& values, const OptionalTensor& gate_sums, const OptionalTensor& carries,
+                   const OptionalTensor& open_keys, const OptionalTensor& open_carry, at::Tensor& lengths, std::optional<double> scale,
+                   const OptionalTensor& cu_seqlens, bool gate_scaled) {
+  const Inputs inputs{q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled};
+  const State tensors{keys, values, gate_sums, carries, open_keys, open_carry, lengths};
+  check_inputs(inputs);
+  check_state(tensors, inputs);
+  const c10::cuda::CUDAGuard guard(q.device());
+  const KernelInputs in(inputs, offsets_on_device(inputs));
+  const DecodingState state = kernel_state(tensors, in.problem.query_heads);
+  const at::Tensor o = new_o(inputs), lse = new_lse(inputs);
+  const ForwardArguments arguments = forward_arguments(in, o, lse);
+  run(in, cuda::forward_workspace_size(arguments), [&](void* workspace, cudaStream_t stream) {
+    const Status status = cuda::forward(arguments, workspace, stream);
+    return status.ok() ? cuda::fill_state(arguments, state, stream) : status;
+  });
+  return o;
+}
+
+at::Tensor decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
+                  const OptionalTensor& g, at::Tensor& keys, at::Tensor& values, const OptionalTensor& gate_sums, const OptionalTensor& carries,
+                  const OptionalTensor& open_keys, const OptionalTensor& open_carry, at::Tensor& lengths, std::optional<double> scale,
+                  bool gate_scaled) {
+  const OptionalTensor no_cu_seqlens;
+  const Inputs inputs{q, k, v, w, beta, g, scale, no_cu_seqlens, gate_scaled};
+  const State tensors{keys, values, gate_sums, carries, open_keys, open_carry, lengths};
+  check_inputs(inputs);
+  check_state(tensors, inputs);
+  const c10::cuda::CUDAGuard guard(q.device());
+  const KernelInputs in(inputs);
+  const at::Tensor o = new_o(inputs);
+  const DecodingState state = kernel_state(tensors, in.problem.query_heads);
+  run(in, 0, [&](void*, cudaStream_t stream) { return cuda::decode(forward_arguments(in, o), state, stream); });
+  return o;
+}
+
+at::Tensor carried_keys(const at::Tensor& keys, const at::Tensor& values, const OptionalTensor& gate_sums, const OptionalTensor& carries,
+                        const OptionalTensor& open_keys, const OptionalTensor& open_carry, const at::Tensor& lengths, int64_t tokens) {
+  const State tensors{keys, values, gate_sums, carries, open_keys, open_carry, lengths};
+  check_state(tensors);
+  check_tokens(tensors, tokens);
+  const c10::cuda::CUDAGuard guard(keys.device());
+  const at::Tensor out = new_carried_keys(tensors, tokens);
+  check_status(cuda::carried_keys(kernel_state(tensors), tokens, view(out), c10::cuda::getCurrentCUDAStream(keys.device().index()).stream()));
+  return out;
 }
 
 }  // namespace
@@ -71,7 +118,9 @@ void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
 TORCH_LIBRARY_IMPL(pathattn, CUDA, m) {
   m.impl("path_attention", path_attention);
   m.impl("path_attention_backward", path_attention_backward);
-  for (const char* name : {"prefill", "decode", "carried_keys"}) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse>());
+  m.impl("prefill", prefill);
+  m.impl("decode", decode);
+  m.impl("carried_keys", carried_keys);
 }
 
 }  // namespace pathattn::operators

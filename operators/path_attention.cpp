@@ -19,8 +19,9 @@ OptionalTensor in_compute_type(const OptionalTensor& tensor, const at::Tensor& q
 }
 
 std::vector<at::Tensor> decoding_state(int64_t sequences, int64_t capacity, int64_t query_heads, int64_t key_heads, int64_t key_width,
-                                       int64_t value_width, at::ScalarType dtype, bool has_w, bool has_gate) {
-  const auto state = DecodingTensors::create(sequences, capacity, query_heads, key_heads, key_width, value_width, dtype, has_w, has_gate);
+                                       int64_t value_width, at::ScalarType dtype, bool has_w, bool has_gate, std::optional<at::Device> device) {
+  const auto state =
+      DecodingTensors::create(sequences, capacity, query_heads, key_heads, key_width, value_width, dtype, has_w, has_gate, device.value_or(at::kCPU));
   return {state.keys, state.values, state.gate_sums, state.carries, state.open_keys, state.open_carry, state.lengths};
 }
 
@@ -47,7 +48,7 @@ TORCH_LIBRARY(pathattn, m) {
       "SymInt tokens) -> Tensor");
   m.def(
       "decoding_state(int sequences, int capacity, int query_heads, int key_heads, int key_width, int value_width, ScalarType dtype, bool has_w, "
-      "bool has_gate) -> Tensor[]",
+      "bool has_gate, Device? device=None) -> Tensor[]",
       decoding_state);
 }
 
@@ -59,7 +60,7 @@ std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at:
 }
 
 DecodingTensors DecodingTensors::create(int64_t sequences, int64_t capacity, int64_t query_heads, int64_t key_heads, int64_t key_width,
-                                        int64_t value_width, at::ScalarType dtype, bool has_w, bool has_gate) {
+                                        int64_t value_width, at::ScalarType dtype, bool has_w, bool has_gate, at::Device device) {
   constexpr int64_t kMaxCapacity = int64_t{1} << 40;
   TORCH_CHECK_VALUE(sequences >= 0, "sequences must not be negative, got ", sequences);
   TORCH_CHECK_VALUE(capacity >= 0 && capacity <= kMaxCapacity, "capacity must be 0 ... ", kMaxCapacity, ", got ", capacity);
@@ -68,19 +69,19 @@ DecodingTensors DecodingTensors::create(int64_t sequences, int64_t capacity, int
   TORCH_CHECK_VALUE(query_heads % key_heads == 0, "query_heads must be a multiple of key_heads (", key_heads, "), got ", query_heads);
   TORCH_CHECK_VALUE(key_width >= 1 && key_width <= kMaxHeadWidth, "key_width must be 1 ... ", kMaxHeadWidth, ", got ", key_width);
   TORCH_CHECK_VALUE(value_width >= 1 && value_width <= kMaxHeadWidth, "value_width must be 1 ... ", kMaxHeadWidth, ", got ", value_width);
-  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble, "dtype must be float32, bfloat16 or float64, got ", dtype);
+  operators::check_kernel_type("dtype", dtype, device);
   const int64_t chunks = (capacity + kDecodeChunk - 1) / kDecodeChunk;
-  const auto compute = operators::compute_type(dtype);
+  const auto stored = at::TensorOptions(device).dtype(dtype), compute = at::TensorOptions(device).dtype(operators::compute_type(dtype));
   DecodingTensors state;
-  state.keys = at::zeros({sequences, key_heads, chunks * kDecodeChunk, key_width}, dtype);
-  state.values = at::zeros({sequences, key_heads, chunks * kDecodeChunk, value_width}, dtype);
+  state.keys = at::zeros({sequences, key_heads, chunks * kDecodeChunk, key_width}, stored);
+  state.values = at::zeros({sequences, key_heads, chunks * kDecodeChunk, value_width}, stored);
   if (has_gate) state.gate_sums = at::zeros({sequences, query_heads, chunks * kDecodeChunk}, compute);
   if (has_w) {
     state.carries = at::zeros({sequences, key_heads, chunks, key_width, key_width}, compute);
     state.open_keys = at::zeros({sequences, key_heads, kDecodeChunk, key_width}, compute);
     state.open_carry = at::zeros({sequences, key_heads, 2, key_width, key_width}, compute);
   }
-  state.lengths = at::zeros({sequences}, at::kLong);
+  state.lengths = at::zeros({sequences}, stored.dtype(at::kLong));
   return state;
 }
 

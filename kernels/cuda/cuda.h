@@ -16,7 +16,7 @@ namespace pathattn::cuda {
 //
 // Bytes of device scratch, 256-byte aligned; contents before and after mean nothing. Heads are worked on in groups so that it stays below
 // kWorkspaceCap, unless a single head needs more.
-inline constexpr size_t kWorkspaceCap = size_t{4} << 30;
+inline constexpr size_t kWorkspaceCap = size_t{2} << 30;
 size_t forward_workspace_size(const Problem& problem, bool has_w, bool has_gate);
 size_t backward_workspace_size(const Problem& problem, bool has_w, bool has_gate);
 

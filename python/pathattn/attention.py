@@ -10,10 +10,12 @@ Shapes, B batch, T tokens, HQ query heads, H key heads (HQ a multiple of H), K a
 
 q, k and v are float32, bfloat16, on CPUs float64, on CUDA devices float16, all alike. w, beta and g are converted to float32 (beside float64, to
 float64) if they are another floating type; under ``torch.autocast`` q, k and v take its type. A last dimension that is not contiguous is copied; any
-other stride is read as it is. On a CUDA device work is queued on the current stream and nothing waits for it; decoding runs on CPUs alone.
+other stride is read as it is. On a CUDA device work is queued on the current stream and nothing waits for it.
 """
 
 from __future__ import annotations
+
+import copy
 
 import torch
 from torch import Tensor
@@ -72,6 +74,7 @@ class DecodingState:
         query_heads, key_heads, key_width, value_width: HQ, H, K and V.
         dtype: of q, k and v.
         has_w, has_gate: whether the calls will have w and beta, and g.
+        device: of q, k and v; `to` moves a state to another.
     """
 
     def __init__(
@@ -86,10 +89,17 @@ class DecodingState:
         dtype: torch.dtype = torch.float32,
         has_w: bool = True,
         has_gate: bool = False,
+        device: torch.device | str | None = None,
     ) -> None:
         self._tensors = torch.ops.pathattn.decoding_state(
-            sequences, capacity, query_heads, key_heads, key_width, value_width, dtype, has_w, has_gate
+            sequences, capacity, query_heads, key_heads, key_width, value_width, dtype, has_w, has_gate, device
         )
+
+    def to(self, device: torch.device | str) -> DecodingState:
+        """This state on another device, where its sequences go on; itself if it is there already."""
+        moved = copy.copy(self)
+        moved._tensors = [None if tensor is None else tensor.to(device) for tensor in self._tensors]
+        return moved
 
     @property
     def lengths(self) -> Tensor:
@@ -132,7 +142,8 @@ def prefill(
 ) -> Tensor:
     """`path_attention` over whole prompts that also fills an empty ``state``: document n becomes sequence n. No gradient flows.
 
-    Arguments, result and errors are those of `path_attention`; an error leaves ``state`` as it was.
+    Arguments, result and errors are those of `path_attention`; an error leaves ``state`` as it was. On a CUDA device a used ``state`` is not refused
+    but made anew, since its lengths cannot be looked at without waiting.
     """
     return torch.ops.pathattn.prefill(
         q, k, v, *_in_compute_type(q, w, beta, g), *state._tensors, scale=scale, cu_seqlens=cu_seqlens, gate_scaled=gate_scaled
@@ -154,7 +165,8 @@ def decode(
 ) -> Tensor:
     """T new tokens for each of ``state``'s sequences, B = sequences: these rows of `path_attention` over everything so far. No gradient flows.
 
-    Arguments, result and errors are those of `path_attention`; an error (a full state among them) leaves ``state`` as it was.
+    Arguments, result and errors are those of `path_attention`; an error (a full state among them) leaves ``state`` as it was. On a CUDA device a full state is
+    not refused: tokens that do not fit are not kept, and their rows are NaN.
     """
     return torch.ops.pathattn.decode(q, k, v, *_in_compute_type(q, w, beta, g), *state._tensors, scale=scale, gate_scaled=gate_scaled)
 

@@ -25,7 +25,7 @@ def parallel_path_attn(
         q, k, v, w, beta, g: as `pathattn.path_attention` takes them.
         scale: of scores and gates; K ** -0.5 unless given.
         cu_seqlens: int [documents + 1], packed documents in one batch row.
-        use_cache: on a CPU, also return the keys that decoding by rewriting goes on from. No gradient flows through them.
+        use_cache: also return the keys that decoding by rewriting goes on from. No gradient flows through them.
 
     Returns:
         (o [B, T, HQ, V], k_cache [B, T, H, K] in k's type or None); row j of k_cache is key j carried to its document's last token.
@@ -39,7 +39,7 @@ def parallel_path_attn(
 def _key_cache(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     batch, tokens, heads, width = k.shape
     sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
-    state = DecodingState(sequences, tokens, q.shape[2], heads, width, v.shape[3], dtype=k.dtype)
+    state = DecodingState(sequences, tokens, q.shape[2], heads, width, v.shape[3], dtype=k.dtype, device=k.device)
     prefill(q, k, v, w, beta, state=state, cu_seqlens=cu_seqlens)
     keys = state.carried_keys(tokens)
     if cu_seqlens is not None:

@@ -88,7 +88,8 @@ class PaTHAttention(nn.Module):
         """An empty cache for ``sequences`` sequences of at most ``capacity`` tokens."""
         weight = self.k_proj.weight
         state = DecodingState(
-            sequences, capacity, self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim, dtype=weight.dtype, has_gate=self.use_forget_gate
+            sequences, capacity, self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim,
+            dtype=weight.dtype, has_gate=self.use_forget_gate, device=weight.device,
         )
         if not self.use_w_shortconv:
             return LayerCache(state, None)

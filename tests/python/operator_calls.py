@@ -15,7 +15,7 @@ def new_state(inputs, capacity, sequences=None):
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     return pathattn.DecodingState(
         q.shape[0] if sequences is None else sequences, capacity, q.shape[2], k.shape[2], k.shape[3], v.shape[3],
-        dtype=q.dtype, has_w="w" in inputs, has_gate="g" in inputs,
+        dtype=q.dtype, has_w="w" in inputs, has_gate="g" in inputs, device=q.device,
     )
 
 
