@@ -54,7 +54,7 @@ Status check_prefill(const ForwardArguments& a, const DecodingState& state) {
   if (const Status status = check_match(a, state); !status.ok()) return status;
   for (int64_t n = 0; n < state.sequences; ++n) {
     const int64_t length = p.cu_seqlens ? p.cu_seqlens[n + 1] - p.cu_seqlens[n] : p.tokens;
-    if (state.lengths[n] != 0) return {"prefill needs an empty decoding state, a sequence already has tokens", state.lengths[n]};
+    if (state.lengths[n] != 0) return {"prefill needs a decoding state whose sequences have 0 tokens", state.lengths[n]};
     if (length > state.capacity) return {"a document is longer than the decoding state's capacity", length};
   }
   return {};
@@ -68,8 +68,7 @@ Status check_decode(const ForwardArguments& a, const DecodingState& state) {
   if (p.cu_seqlens) return {"decode takes no cu_seqlens", p.num_documents};
   if (const Status status = check_match(a, state); !status.ok()) return status;
   for (int64_t n = 0; n < state.sequences; ++n) {
-    if (p.tokens > state.capacity - state.lengths[n])
-      return {"the new tokens do not fit, the decoding state has room for", state.capacity - state.lengths[n]};
+    if (p.tokens > state.capacity - state.lengths[n]) return {"more new tokens than the decoding state has room for", p.tokens};
   }
   return {};
 }

@@ -34,10 +34,9 @@ namespace {
 
 bool is_empty(const Problem& p) { return p.batch == 0 || p.tokens == 0; }
 
-}  // namespace
-
-Status check(const ForwardArguments& a) {
-  if (const Status status = check(a.problem); !status.ok() || is_empty(a.problem)) return status;
+// The tensors of forward and backward alike; what one calls its outputs, the other reads.
+template <typename Arguments>
+Status check_common(const Arguments& a) {
   if (!a.q.data) return {"q is missing"};
   if (!a.k.data) return {"k is missing"};
   if (!a.v.data) return {"v is missing"};
@@ -48,15 +47,16 @@ Status check(const ForwardArguments& a) {
   return {};
 }
 
+}  // namespace
+
+Status check(const ForwardArguments& a) {
+  if (const Status status = check(a.problem); !status.ok() || is_empty(a.problem)) return status;
+  return check_common(a);
+}
+
 Status check(const BackwardArguments& a) {
   if (const Status status = check(a.problem); !status.ok() || is_empty(a.problem)) return status;
-  if (!a.q.data) return {"q is missing"};
-  if (!a.k.data) return {"k is missing"};
-  if (!a.v.data) return {"v is missing"};
-  if (a.w.data && !a.beta.data) return {"w needs beta"};
-  if (a.beta.data && !a.w.data) return {"beta needs w"};
-  if (!a.o.data) return {"o is missing"};
-  if (!a.lse.data) return {"lse is missing"};
+  if (const Status status = check_common(a); !status.ok()) return status;
   if (!a.d_o.data) return {"d_o is missing"};
   if (!a.dq.data) return {"dq is missing"};
   if (!a.dk.data) return {"dk is missing"};

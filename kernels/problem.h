@@ -38,13 +38,13 @@ struct ConstView {
 
 struct Problem {
   int64_t batch = 0, tokens = 0;
-  int64_t query_heads = 0, key_heads = 0;     // query_heads is a multiple of key_heads
-  int64_t key_width = 0, value_width = 0;     // 1 ... kMaxHeadWidth
-  DType dtype = DType::kFloat32;              // q, k, v, o and their gradients
+  int64_t query_heads = 0, key_heads = 0;  // query_heads is a multiple of key_heads
+  int64_t key_width = 0, value_width = 0;  // 1 ... kMaxHeadWidth
+  DType dtype = DType::kFloat32;           // q, k, v, o and their gradients
   double scale = 0;
   bool gate_scaled = false;
-  const int64_t* cu_seqlens = nullptr;        // [num_documents + 1] on the host, 0 = first <= ... <= last = tokens; needs batch 1; documents may be empty
-  int64_t num_documents = 0;                  // null cu_seqlens: each batch row is one document
+  const int64_t* cu_seqlens = nullptr;  // [num_documents + 1] on the host, 0 = first <= ... <= last = tokens; needs batch 1; documents may be empty
+  int64_t num_documents = 0;            // null cu_seqlens: each batch row is one document
 };
 
 // w, beta, g, lse and their gradients are float64 when `problem.dtype` is, else float32.
@@ -59,9 +59,9 @@ struct ForwardArguments {
 struct BackwardArguments {
   Problem problem;
   ConstView q, k, v, w, beta, g;
-  ConstView o, lse;    // as forward wrote them
+  ConstView o, lse;  // as forward wrote them
   ConstView d_o;
-  ConstView d_lse;     // or null
+  ConstView d_lse;  // or null
   View dq, dk, dv;
   View dw, dbeta, dg;  // null where w, beta, g are; dk, dv, dw, dbeta are summed over a group's query heads
 };

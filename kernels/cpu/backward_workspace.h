@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/layout.h"
-#include "kernels/cpu/schedule.h"
+#include "kernels/cpu/unit_workspace.h"
 
 namespace pathattn::cpu {
 
@@ -29,7 +29,6 @@ struct BackwardUnit {
   double *gate_sums, *gate_rests, *d_row_sums, *d_key_sums;      // [group][tokens]; the last two: sums of dS over keys, over queries
   int32_t* gate_cuts;
 
-  BackwardUnit() = default;
   BackwardUnit(Arena& arena, const Problem& p, bool has_w, int64_t longest) {
     const int64_t tiles = ceil_div(longest, kTile), tokens = tiles * kTile, group = p.query_heads / p.key_heads;
     const int64_t k_rows = tokens * row_stride<T>(p.key_width), v_rows = tokens * row_stride<T>(p.value_width);
@@ -84,7 +83,6 @@ struct BackwardScratch {
   T *matrix, *d_matrix, *suffix, *packed;  // K x K
   T* packed_products;                      // G^T of a group's tiles
 
-  BackwardScratch() = default;
   BackwardScratch(Arena& arena, const Problem& p) {
     const int64_t wide = std::max(row_stride<T>(p.key_width), row_stride<T>(p.value_width)), matrix_size = wide * round_up(wide, kMaxPanel);
     for (T** a : {&scores, &d_scores, &r, &d_r, &ww, &wk, &dx, &e, &x_columns}) *a = arena.take<T>(kTile * kTile);
@@ -100,26 +98,7 @@ struct BackwardScratch {
 };
 
 template <typename T>
-struct BackwardWorkspace {
-  int64_t longest;
-  size_t bytes_of_slot, bytes_of_scratch;
-  char *slots, *scratches;
-  Unit* units;
-  size_t used;
-
-  BackwardWorkspace(void* memory, const Problem& p, bool has_w, int num_workers) : longest(longest_document(p)) {
-    Arena slot(nullptr), scratch(nullptr), all(memory);
-    BackwardUnit<T>(slot, p, has_w, longest);
-    BackwardScratch<T>(scratch, p);
-    bytes_of_slot = slot.used();
-    bytes_of_scratch = scratch.used();
-    const int64_t count = num_slots(num_units(p), num_workers);
-    slots = all.take<char>(count * bytes_of_slot);
-    scratches = all.take<char>(num_workers * bytes_of_scratch);
-    units = all.take<Unit>(count);
-    used = all.used();
-  }
-};
+using BackwardWorkspace = UnitWorkspace<BackwardUnit<T>, BackwardScratch<T>>;
 
 // Phases of a unit. With w: kPrepare; kCarry at levels 1, 2, ...; then from the top level down to 1: kBetween, for every distance between nodes
 // of a group as many kPairs as a node has blocks and, from distance 2, one kMoved, then kBetweenBack and kPullBack; kGroups; kGates.

@@ -1,4 +1,5 @@
-// PaTH attention on a CPU: Highway SIMD, every core, memory linear in the number of tokens. docs/cpu-kernels.md explains how.
+// PaTH attention on a CPU: Highway SIMD, every core, memory linear in the number of tokens but for one more level of keys with each eightfold length.
+// docs/cpu-kernels.md explains how.
 // Results are bit-identical from run to run and for any number of workers. No call allocates, throws or prints.
 #pragma once
 
@@ -27,7 +28,7 @@ size_t decode_workspace_size(const Problem& problem, const DecodingState& state,
 Status decode(const ForwardArguments& arguments, const DecodingState& state, void* workspace, const Executor& executor);
 
 // Every key carried to its sequence's last token, H_{t} ... H_{j+1} k_j: what the in-place rule of the paper holds.
-// out: compute type [sequences, tokens, key_heads, key_width]; rows at or beyond a sequence's length are zeroed. tokens: problem-independent row count of out.
+// out: compute type [sequences, tokens, key_heads, key_width], `tokens` being any number of rows; those at or beyond a sequence's length are zeroed.
 size_t carried_keys_workspace_size(const DecodingState& state, int num_workers);
 Status carried_keys(const DecodingState& state, int64_t tokens, const View& out, void* workspace, const Executor& executor);
 

@@ -6,6 +6,7 @@
 #include "hwy/foreach_target.h"
 #include "kernels/cpu/schedule.h"
 #include "kernels/cpu/softmax-inl.h"
+#include "kernels/cpu/unit_workspace.h"
 
 #ifndef PATHATTN_CPU_FORWARD_WORKSPACE_
 #define PATHATTN_CPU_FORWARD_WORKSPACE_
@@ -23,7 +24,6 @@ struct PreparedUnit {
   double *gate_sums, *gate_rests;                      // [group][tokens]
   int32_t* gate_cuts;
 
-  PreparedUnit() = default;
   PreparedUnit(Arena& arena, const Problem& p, bool has_w, int64_t longest) {
     const int64_t tiles = ceil_div(longest, kTile), tokens = tiles * kTile;
     const int64_t k_stride = row_stride<T>(p.key_width), group = p.query_heads / p.key_heads;
@@ -51,7 +51,6 @@ struct ForwardScratch {
   T *q, *q_next, *scores, *r, *o, *highest, *sums;  // a tile of queries
   T *row_gate, *key_gate;
 
-  ForwardScratch() = default;
   ForwardScratch(Arena& arena, const Problem& p) {
     const int64_t k_stride = row_stride<T>(p.key_width);
     w = arena.take<T>(kTile * k_stride);
@@ -71,26 +70,7 @@ struct ForwardScratch {
 };
 
 template <typename T>
-struct ForwardWorkspace {
-  int64_t longest;
-  size_t bytes_of_slot, bytes_of_scratch;
-  char *slots, *scratches;
-  Unit* units;
-  size_t used;
-
-  ForwardWorkspace(void* memory, const Problem& p, bool has_w, int num_workers) : longest(longest_document(p)) {
-    Arena slot(nullptr), scratch(nullptr), all(memory);
-    PreparedUnit<T>(slot, p, has_w, longest);
-    ForwardScratch<T>(scratch, p);
-    bytes_of_slot = slot.used();
-    bytes_of_scratch = scratch.used();
-    const int64_t count = num_slots(num_units(p), num_workers);
-    slots = all.take<char>(count * bytes_of_slot);
-    scratches = all.take<char>(num_workers * bytes_of_scratch);
-    units = all.take<Unit>(count);
-    used = all.used();
-  }
-};
+using ForwardWorkspace = UnitWorkspace<PreparedUnit<T>, ForwardScratch<T>>;
 
 }  // namespace pathattn::cpu
 #endif

@@ -18,7 +18,6 @@ class InPlaceDecoder {
   // o and lse of token t of the arguments, which must be the newest.
   void attend(const ForwardArguments& arguments, int64_t t) const;
 
-  int64_t length() const { return length_; }
   // Key j of a sequence as it now is, H_{length-1} ... H_{j+1} k_j: [key_width].
   const double* key(int64_t sequence, int64_t key_head, int64_t j) const {
     return heads_[sequence * key_heads_ + key_head].keys.data() + j * key_width_;

@@ -2,7 +2,6 @@
 // Time O(T^2 K) a head, memory O(T (T + K)) allocated inside: a tool for tests, never for users' data.
 #pragma once
 
-#include "kernels/decoding_state.h"
 #include "kernels/problem.h"
 
 namespace pathattn::reference {
