@@ -95,4 +95,14 @@ Tensor carried_keys(const State& state, int64_t tokens, int num_workers) {
   return keys;
 }
 
+Case small_case(int64_t tokens) {
+  return {.name = "small", .batch = 1, .tokens = tokens, .query_heads = 2, .key_heads = 1, .key_width = 16, .value_width = 8, .gate = Gate::kMild};
+}
+
+Inputs with_faint_gates(const Case& c) {
+  Inputs in = make_inputs(c);
+  in.g.fill([gates = in.g.to(in.g.dtype())](int64_t b, int64_t t, int64_t h, int64_t) { return 0.03 * gates.at(b, t, h); });
+  return in;
+}
+
 }  // namespace pathattn::test

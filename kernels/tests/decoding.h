@@ -1,10 +1,11 @@
-// A decoding state in guarded memory, full of NaN, and the CPU kernels' calls on it as the tests make them.
+// A decoding state in guarded memory, full of NaN, the CPU kernels' calls on it as the tests make them, and inputs for long sequences.
 #pragma once
 
 #include <vector>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/tests/backend.h"
+#include "kernels/tests/cases.h"
 
 namespace pathattn::test {
 
@@ -28,5 +29,11 @@ class State {
 Outputs prefill(const Inputs& in, const State& state, int num_workers = 1);
 Outputs decode(const Inputs& in, const State& state, int num_workers = 1, Workers::Order order = Workers::Order::kThreads);
 Tensor carried_keys(const State& state, int64_t tokens, int num_workers = 1);
+
+// Two query heads on one narrow key head, with a gate.
+Case small_case(int64_t tokens);
+
+// Inputs whose gates are so near 1 that tokens of the first pages still weigh something.
+Inputs with_faint_gates(const Case& c);
 
 }  // namespace pathattn::test
