@@ -16,7 +16,7 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr double kSecondsBetweenBars = 0.1;
 constexpr double kSecondsBetweenLines = 5;
-constexpr int kBarWidth = 24;
+constexpr int kBarWidth = 10;  // rate, time left and loss then fit into 80 columns
 
 bool is_terminal() {
   const char* kind = std::getenv("TERM");
