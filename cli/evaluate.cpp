@@ -8,11 +8,10 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "cli/commands.h"
-#include "cli/model_directory.h"
+#include "cli/model.h"
 #include "data/text_windows.h"
 #include "evaluate/bits_by_position.h"
 #include "evaluate/flip_flop_error.h"
-#include "model/checkpoint.h"
 #include "model/parameters.h"
 #include "train/settings.h"
 
@@ -22,7 +21,8 @@ namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;  // ranges of position in their order
 
 struct Arguments {
-  std::string model, recipe, output;
+  ModelOptions model;
+  std::string recipe, output;
   std::vector<std::string> overrides;
   int64_t num_sequences = 0, num_windows = 128;
   std::vector<int64_t> positions = {128, 256, 512, 1024, 1536, 2048};
@@ -64,10 +64,10 @@ void print_table(const json& result) {
 }
 
 void run(const Arguments& arguments) {
-  const fs::path directory = find_model_directory(arguments.model);
+  const fs::path directory = find_model_directory(arguments.model.path);
   json training = read_training(directory);
   Recipe recipe = find_recipe(arguments, directory, training);
-  const LanguageModel model = load_model(directory);
+  const LanguageModel model = arguments.model.load(directory);
   const int64_t training_length = TrainSettings::read(recipe).tokens;
   const bool is_text = recipe.choice("data.kind", "text", {"text", "flip_flop"}) == "text";
   json result = is_text ? evaluate_text(arguments, model, recipe, training_length) : json{{"task", "flip_flop"}};
@@ -90,7 +90,7 @@ void run(const Arguments& arguments) {
 void add_evaluate_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("evaluate", "Measure a model on its task: flip-flop error, or bits per byte by position");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("MODEL", arguments->model, "A run (its newest checkpoint), or a folder with config.json")->required();
+  arguments->model.add_to(*command);
   command->add_option("-o,--output", arguments->output, "File for the JSON (default: stdout)");
   command->add_option("--recipe", arguments->recipe, "Where to find the data (default: the recipe the model was trained from)");
   command->add_option("--set", arguments->overrides, "Override a field of --recipe, section.field=value; may be repeated")->allow_extra_args(false);

@@ -1,8 +1,7 @@
 // pathattn logits
 #include "base/error.h"
 #include "cli/commands.h"
-#include "cli/model_directory.h"
-#include "model/checkpoint.h"
+#include "cli/model.h"
 #include "model/tensor_file.h"
 
 #include <ATen/core/grad_mode.h>
@@ -11,7 +10,8 @@ namespace pathattn {
 namespace {
 
 struct Arguments {
-  std::string model, input, output;
+  ModelOptions model;
+  std::string input, output;
 };
 
 void run(const Arguments& arguments) {
@@ -22,7 +22,7 @@ void run(const Arguments& arguments) {
   const at::Tensor& tokens_BT = found->second;
   if (tokens_BT.scalar_type() != at::kLong || tokens_BT.dim() != 2 || tokens_BT.numel() == 0)
     fail("{}: input_ids must be I64 of shape [batch, tokens] and not empty", arguments.input);
-  const LanguageModel model = load_model(find_model_directory(arguments.model));
+  const LanguageModel model = arguments.model.load(find_model_directory(arguments.model.path));
   model.check_tokens(tokens_BT, arguments.input + ": input_ids");
   save_tensors(arguments.output, {{"logits", model.forward(tokens_BT)}});
 }
@@ -32,7 +32,7 @@ void run(const Arguments& arguments) {
 void add_logits_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("logits", "Write a model's logits for given token ids, to check a checkpoint");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("MODEL", arguments->model, "Folder with config.json and model.safetensors, or a run")->required();
+  arguments->model.add_to(*command);
   command->add_option("--input", arguments->input, "safetensors file with input_ids, I64 [batch, tokens]")->required();
   command->add_option("--output", arguments->output, "safetensors file to write: logits, F32 [batch, tokens, vocabulary]")->required();
   command->footer(

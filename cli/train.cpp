@@ -2,6 +2,7 @@
 #include "train/train.h"
 #include "base/error.h"
 #include "cli/commands.h"
+#include "cli/model.h"
 
 namespace pathattn {
 namespace {
@@ -29,11 +30,13 @@ void add_train_command(CLI::App& app) {
   command->add_option("-o,--output", arguments->output, "Folder of the run")->required();
   command->add_option("--set", arguments->overrides, "Override a field of the recipe, section.field=value; may be repeated")->allow_extra_args(false);
   command->add_flag("--resume", arguments->options.resume, "Continue from the newest checkpoint, exactly as if there had been no stop");
+  command->add_option("--device", arguments->options.device, std::string(kDeviceHelp) + " (default: the recipe's train.device, or cpu)");
   command->add_flag("--allow-changes", arguments->options.allow_changes, "With --resume: go on although the data or the recipe changed");
   command->footer(
       "Examples:\n"
       "  pathattn train recipes/flip-flop.toml --output runs/flip-flop\n"
       "  pathattn train recipes/flip-flop.toml --output runs/rope --set model.kind=rope --set train.steps=800\n"
+      "  pathattn train recipes/flip-flop.toml --output runs/gpu --device cuda --set train.precision=bf16\n"
       "  pathattn train --output runs/flip-flop --resume\n"
       "Ctrl-C saves a checkpoint first; a second Ctrl-C stops at once.");
   command->callback([arguments] { run(*arguments); });

@@ -14,7 +14,7 @@ namespace pathattn {
 ErrorCount count_errors(const LanguageModel& model, const Batch& batch) {
   at::NoGradGuard no_grad;
   const at::Tensor counted_BT = batch.targets.ne(kIgnoreTarget);
-  const at::Tensor predicted = model.logits(model.hidden(batch.tokens).index({counted_BT})).argmax(-1);
+  const at::Tensor predicted = model.logits(model.hidden(batch.tokens).index({counted_BT.to(model.device())})).argmax(-1).cpu();
   const at::Tensor targets = batch.targets.index({counted_BT});
   return {.wrong = predicted.ne(targets).sum().item<int64_t>(), .counted = targets.numel()};
 }

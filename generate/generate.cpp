@@ -46,7 +46,7 @@ std::vector<std::vector<int64_t>> generate(const LanguageModel& model, std::vect
   at::NoGradGuard no_gradients;
   const PackedPrompts packed = pack(prompts, model.config().bos_token_id);
   LanguageState state = model.empty_state(num_prompts, packed.longest + options.max_new_tokens);
-  const at::Tensor last_rows = packed.cu_seqlens.narrow(0, 1, num_prompts) - 1;
+  const at::Tensor last_rows = (packed.cu_seqlens.narrow(0, 1, num_prompts) - 1).to(model.device());
   at::Tensor hidden_BE = model.prefill(packed.tokens_BT, packed.cu_seqlens, state)[0].index_select(0, last_rows);
 
   std::vector<Random> randoms;
@@ -54,7 +54,7 @@ std::vector<std::vector<int64_t>> generate(const LanguageModel& model, std::vect
   std::vector<bool> finished(prompts.size(), false);
   at::Tensor next_BT = at::empty({num_prompts, 1}, at::kLong);
   for (int64_t step = 0;; ++step) {
-    const at::Tensor logits_BV = model.logits(hidden_BE).to(at::kFloat).contiguous();
+    const at::Tensor logits_BV = model.logits(hidden_BE).to(at::kCPU, at::kFloat).contiguous();
     const float* rows = logits_BV.const_data_ptr<float>();
     const size_t width = static_cast<size_t>(logits_BV.size(1));
     for (int64_t i = 0; i < num_prompts; ++i) {

@@ -127,14 +127,14 @@ void save_model(const LanguageModel& model, const std::filesystem::path& directo
   write_file_atomically(directory / "config.json", model.config().to_json().dump(2) + "\n");
 }
 
-LanguageModel load_model(const std::filesystem::path& directory, at::ScalarType compute_type) {
+LanguageModel load_model(const std::filesystem::path& directory, at::ScalarType compute_type, at::Device device) {
   const ModelConfig config = load_config(directory);
   const WeightFiles files(directory);
   const std::vector<ParameterEntry> table = parameter_table(config);
   check_weights(table, files.weights(), directory.string());
+  const at::ScalarType type = compute_type == at::kDouble ? at::kDouble : at::kFloat;
   std::map<std::string, at::Tensor> parameters;
-  for (const ParameterEntry& entry : table)
-    parameters.emplace(entry.name, to_tensor(*files.weights().at(entry.name), entry.name).to(compute_type == at::kDouble ? at::kDouble : at::kFloat));
+  for (const ParameterEntry& entry : table) parameters.emplace(entry.name, to_tensor(*files.weights().at(entry.name), entry.name).to(device, type));
   return LanguageModel(config, std::move(parameters), compute_type);
 }
 

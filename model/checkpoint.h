@@ -13,7 +13,7 @@ void save_model(const LanguageModel& model, const std::filesystem::path& directo
 
 // F32, F64, F16 and BF16 weights become float32 (float64 if compute_type is). One Error lists all missing shards, or all missing, unexpected and
 // misshapen tensors, before any weight is loaded.
-LanguageModel load_model(const std::filesystem::path& directory, at::ScalarType compute_type = at::kFloat);
+LanguageModel load_model(const std::filesystem::path& directory, at::ScalarType compute_type = at::kFloat, at::Device device = at::kCPU);
 
 ModelConfig load_config(const std::filesystem::path& directory);
 

@@ -24,7 +24,7 @@ constexpr double kStartDeviation = 0.02;
 
 at::ScalarType parameter_type(at::ScalarType compute_type) { return compute_type == at::kDouble ? at::kDouble : at::kFloat; }
 
-std::map<std::string, at::Tensor> random_parameters(const ModelConfig& config, uint64_t seed, at::ScalarType type) {
+std::map<std::string, at::Tensor> random_parameters(const ModelConfig& config, uint64_t seed, at::ScalarType type, at::Device device) {
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   std::map<std::string, at::Tensor> parameters;
   for (const ParameterEntry& entry : parameter_table(config)) {
@@ -40,7 +40,7 @@ std::map<std::string, at::Tensor> random_parameters(const ModelConfig& config, u
         tensor.fill_(1);
         break;
     }
-    parameters.emplace(entry.name, tensor);
+    parameters.emplace(entry.name, tensor.to(device));
   }
   return parameters;
 }
@@ -54,8 +54,8 @@ void check_room(const LanguageState& state, int64_t sequences, int64_t new_token
 
 }  // namespace
 
-LanguageModel::LanguageModel(ModelConfig config, uint64_t seed, at::ScalarType compute_type)
-    : LanguageModel(config, random_parameters(config, seed, parameter_type(compute_type)), compute_type) {}
+LanguageModel::LanguageModel(ModelConfig config, uint64_t seed, at::ScalarType compute_type, at::Device device)
+    : LanguageModel(config, random_parameters(config, seed, parameter_type(compute_type), device), compute_type) {}
 
 LanguageModel::LanguageModel(ModelConfig config, std::map<std::string, at::Tensor> parameters, at::ScalarType compute_type)
     : config_(std::move(config)), compute_type_(compute_type) {
@@ -99,14 +99,14 @@ at::Tensor LanguageModel::run(const at::Tensor& tokens_BT, const std::optional<a
   check_tokens(tokens_BT);
   if (cu_seqlens && tokens_BT.size(0) != 1) fail("packed documents are one row of tokens, these are {} rows", tokens_BT.size(0));
   Call call{pass, compute_type_, {}, {}, {}};
-  if (cu_seqlens) call.packing.emplace(*cu_seqlens, tokens_BT.size(1), config_.has_w() && config_.w_conv ? config_.conv_size - 1 : 0);
+  if (cu_seqlens) call.packing.emplace(*cu_seqlens, tokens_BT.size(1), config_.has_w() && config_.w_conv ? config_.conv_size - 1 : 0, device());
   if (config_.kind == AttentionKind::kRope) {
-    at::Tensor positions_BT = call.packing ? call.packing->positions.unsqueeze(0) : at::arange(tokens_BT.size(1)).unsqueeze(0);
+    at::Tensor positions_BT = call.packing ? call.packing->positions.unsqueeze(0) : at::arange(tokens_BT.size(1), device()).unsqueeze(0);
     if (pass == Pass::kDecode) positions_BT = positions_BT + state->layers[0].attention.lengths.unsqueeze(1);
     std::tie(call.rotation_cos, call.rotation_sin) = rotation_at(positions_BT, config_.head_dim(), config_.rope_theta, parameter_type(compute_type_));
   }
   const auto weight = [&](const at::Tensor& parameter) { return parameter.to(compute_type_); };
-  at::Tensor x_BTE = at::embedding(embedding_, tokens_BT);
+  at::Tensor x_BTE = at::embedding(embedding_, tokens_BT.to(device()));
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
     x_BTE = x_BTE + layer.attention.forward(rms_norm(x_BTE, layer.attention_norm, config_.norm_eps), call, state ? &state->layers[i] : nullptr);
@@ -130,10 +130,10 @@ LanguageState LanguageModel::empty_state(int64_t sequences, int64_t capacity) co
   LanguageState state{sequences, capacity, {}};
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     AttentionState layer{DecodingTensors::create(sequences, capacity, config_.num_heads, config_.num_kv_heads, config_.head_dim(), config_.head_dim(),
-                                                 compute_type_, config_.has_w(), config_.has_gate()),
+                                                 compute_type_, config_.has_w(), config_.has_gate(), device()),
                          {}};
     if (config_.has_w() && config_.w_conv)
-      layer.conv_inputs = at::zeros({sequences, config_.conv_size - 1, config_.kv_dim()}, parameter_type(compute_type_));
+      layer.conv_inputs = at::zeros({sequences, config_.conv_size - 1, config_.kv_dim()}, embedding_.options().requires_grad(false));
     state.layers.push_back(std::move(layer));
   }
   return state;

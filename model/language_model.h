@@ -26,14 +26,14 @@ struct LanguageState {
 
 class LanguageModel {
  public:
-  // Random parameters: docs/model.md has the distribution. compute_type: float32, bfloat16 (float32 parameters and residual stream, bfloat16
-  // products; norms, beta and gates in float32) or float64 (parameters too).
-  LanguageModel(ModelConfig config, uint64_t seed, at::ScalarType compute_type = at::kFloat);
-  // Given parameters, by name; exactly those of parameter_table(config), float32 (float64 when compute_type is).
+  // Random parameters, the same for every device: docs/model.md has the distribution. compute_type: float32, bfloat16 (float32 parameters and
+  // residual stream, bfloat16 products; norms, beta and gates in float32) or float64 (parameters too).
+  LanguageModel(ModelConfig config, uint64_t seed, at::ScalarType compute_type = at::kFloat, at::Device device = at::kCPU);
+  // Given parameters, by name; exactly those of parameter_table(config), float32 (float64 when compute_type is), all on one device.
   LanguageModel(ModelConfig config, std::map<std::string, at::Tensor> parameters, at::ScalarType compute_type = at::kFloat);
 
   const ModelConfig& config() const { return config_; }
-  at::ScalarType compute_type() const { return compute_type_; }
+  at::Device device() const { return embedding_.device(); }  // calls take tokens on any device and give results on this one
 
   // Hugging Face names in the order of parameter_table(config): leaves that require gradients; write into them in place.
   const std::vector<std::pair<std::string, at::Tensor>>& named_parameters() const { return named_parameters_; }

@@ -6,7 +6,7 @@
 
 namespace pathattn {
 
-Packing::Packing(const at::Tensor& offsets, int64_t num_tokens, int64_t gap_) : gap(gap_) {
+Packing::Packing(const at::Tensor& offsets, int64_t num_tokens, int64_t gap_, at::Device device) : gap(gap_) {
   if (offsets.dim() != 1 || offsets.numel() < 1 || (offsets.scalar_type() != at::kLong && offsets.scalar_type() != at::kInt))
     fail("cu_seqlens must be a vector of integers with at least one entry");
   cu_seqlens = offsets.to(at::kCPU, at::kLong).contiguous();
@@ -30,6 +30,7 @@ Packing::Packing(const at::Tensor& offsets, int64_t num_tokens, int64_t gap_) : 
     }
     for (int64_t i = 0; i < gap; ++i) last[n * gap + i] = starts[n + 1] + n * gap + i;
   }
+  for (at::Tensor* tensor : {&cu_seqlens, &positions, &spaced_rows, &last_rows}) *tensor = tensor->to(device);
 }
 
 }  // namespace pathattn

@@ -7,8 +7,9 @@
 
 namespace pathattn {
 
+// Tensors are on `device`.
 struct Packing {
-  at::Tensor cu_seqlens;  // int64 [documents + 1] on the CPU
+  at::Tensor cu_seqlens;  // int64 [documents + 1]
   at::Tensor positions;   // int64 [T]: of each token in its document
   int64_t num_documents = 0;
 
@@ -18,7 +19,7 @@ struct Packing {
   at::Tensor last_rows;    // int64 [documents * gap]: the last `gap` rows of each document, zeros included where it is shorter
 
   // Error unless 0 = first <= ... <= last = num_tokens.
-  Packing(const at::Tensor& cu_seqlens, int64_t num_tokens, int64_t gap);
+  Packing(const at::Tensor& cu_seqlens, int64_t num_tokens, int64_t gap, at::Device device);
 };
 
 }  // namespace pathattn

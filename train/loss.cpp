@@ -9,7 +9,7 @@ namespace {
 
 at::Tensor summed_loss(const LanguageModel& model, const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {
   const at::Tensor logits_BTV = model.forward(tokens_BT);
-  return at::cross_entropy_loss(logits_BTV.flatten(0, 1), targets_BT.flatten(), {}, at::Reduction::Sum, kIgnoreTarget);
+  return at::cross_entropy_loss(logits_BTV.flatten(0, 1), targets_BT.flatten().to(logits_BTV.device()), {}, at::Reduction::Sum, kIgnoreTarget);
 }
 
 }  // namespace

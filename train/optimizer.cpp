@@ -22,7 +22,7 @@ AdamW::AdamW(const LanguageModel& model, const TrainSettings& settings)
     group.gradients.emplace_back();
     group.first_moments.push_back(at::zeros_like(parameter));
     group.second_moments.push_back(at::zeros_like(parameter));
-    group.steps.push_back(at::zeros({}, at::kFloat));
+    group.steps.push_back(at::zeros({}, parameter.options().dtype(at::kFloat).requires_grad(false)));
   }
 }
 

@@ -22,6 +22,7 @@ TrainSettings TrainSettings::read(Recipe& recipe) {
       .beta2 = recipe.number("train.beta2", 0.95, 0, 0.999999),
       .gradient_clip = recipe.number("train.gradient_clip", 1, 0, 1e9),
       .bf16 = recipe.choice("train.precision", "fp32", {"fp32", "bf16"}) == "bf16",
+      .device = recipe.string("train.device", "cpu"),
       .seed = recipe.integer("train.seed", 1, 0, INT64_MAX),
       .checkpoint_every = recipe.integer("train.checkpoint_every", 100, 0, kMany),
       .validate_every = recipe.integer("train.validate_every", 100, 0, kMany),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "base/recipe.h"
 
@@ -15,7 +16,8 @@ struct TrainSettings {
   double learning_rate, final_learning_rate_fraction;
   double weight_decay, beta1, beta2;
   double gradient_clip;                                 // largest global gradient norm; 0: no clipping
-  bool bf16;                                            // parameters and activations in bfloat16, masters and moments in float32
+  bool bf16;                                            // products in bfloat16; parameters, moments and gradient sums in float32
+  std::string device;                                   // cpu, cuda or cuda:N
   int64_t seed;                                         // of the parameters and of the data's order
   int64_t checkpoint_every, validate_every, log_every;  // steps; 0: never (checkpoints: at the end only)
   int64_t validation_batches, keep_checkpoints;

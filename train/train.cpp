@@ -8,6 +8,7 @@
 #include "base/progress.h"
 #include "data/stream.h"
 #include "model/checkpoint.h"
+#include "model/device.h"
 #include "model/parameters.h"
 #include "model/tensor_file.h"
 #include "train/checkpoint.h"
@@ -48,8 +49,9 @@ struct Run {
 
 LanguageModel make_model(const ModelConfig& config, const TrainSettings& settings, const std::optional<Checkpoint>& checkpoint) {
   const at::ScalarType compute_type = settings.bf16 ? at::kBFloat16 : at::kFloat;
-  if (!checkpoint) return LanguageModel(config, settings.seed, compute_type);
-  LanguageModel model = load_model(checkpoint->folder, compute_type);
+  const at::Device device = parse_device(settings.device);
+  if (!checkpoint) return LanguageModel(config, settings.seed, compute_type, device);
+  LanguageModel model = load_model(checkpoint->folder, compute_type, device);
   if (!(model.config() == config))
     fail("the model in {} has another configuration than the recipe's: choose another --output", checkpoint->folder.string());
   return model;
@@ -69,6 +71,7 @@ void go_on_from(Run& run, const Checkpoint& checkpoint, bool allow_changes) {
 json describe(const Run& run) {
   return {{"kind", name_of(run.model.config().kind)},
           {"parameters", num_parameters(run.model.config())},
+          {"device", run.settings.device},
           {"seed", run.settings.seed},
           {"step", run.step},
           {"steps", run.settings.steps},
@@ -139,7 +142,8 @@ int train_to_the_end(Run& run) {
 
 TrainResult train(Recipe recipe, const fs::path& folder, const TrainOptions& options) {
   if (!options.resume) refuse_used_folder(folder);
-  const TrainSettings settings = TrainSettings::read(recipe);
+  TrainSettings settings = TrainSettings::read(recipe);
+  if (!options.device.empty()) settings.device = options.device;
   std::unique_ptr<Stream> data = make_training_stream(recipe, settings.batch_size, settings.tokens, settings.seed);
   const ModelConfig config = model_config_from_recipe(recipe, data->vocabulary_size());
   recipe.refuse_unread();

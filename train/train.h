@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include "base/recipe.h"
 
@@ -11,6 +12,7 @@ namespace pathattn {
 struct TrainOptions {
   bool resume = false;         // continue a run from its newest checkpoint; a folder without a run starts one
   bool allow_changes = false;  // with resume: accept data or a recipe that differ from the checkpoint's
+  std::string device = {};     // instead of the recipe's train.device, if not empty
 };
 
 struct TrainResult {
