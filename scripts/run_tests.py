@@ -90,6 +90,15 @@ def run_pytest(folder, build, results):
         results.failures.append((f"pytest {folder}", f"it ended with status {status} and without a result"))
 
 
+def report(results):
+    """Prints what failed and, on the last line, the counts; returns the exit status."""
+    for name, text in results.failures:
+        print(f"\nFAILED {name}\n{tail(text)}")
+    skipped = f", {results.skipped} skipped" if results.skipped else ""
+    print(f"\n{results.passed} passed, {len(results.failures)} failed{skipped}", flush=True)
+    return 0 if results.passed and not results.failures else 1
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("builds", nargs="+", type=Path, metavar="BUILD", help="a build folder")
@@ -101,12 +110,7 @@ def main():
         run_ctest(build, results)
     if arguments.pytest:
         run_pytest(arguments.pytest, arguments.builds[0], results)
-
-    for name, text in results.failures:
-        print(f"\nFAILED {name}\n{tail(text)}")
-    skipped = f", {results.skipped} skipped" if results.skipped else ""
-    print(f"\n{results.passed} passed, {len(results.failures)} failed{skipped}", flush=True)
-    return 0 if results.passed and not results.failures else 1
+    return report(results)
 
 
 if __name__ == "__main__":
