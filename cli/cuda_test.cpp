@@ -143,7 +143,8 @@ TEST_F(Cuda, evaluation_and_generation_follow_the_cpus) {
     const at::Tensor tokens = random_tokens(5, 65, 256);
     const Batch windows{tokens.narrow(1, 0, 64), tokens.narrow(1, 1, 64), {}};
     const auto expected = evaluate_bits_by_position(cpu, windows, {0, 32, 64}), actual = evaluate_bits_by_position(cuda, windows, {0, 32, 64});
-    for (const char* range : {"0-32", "32-64"}) EXPECT_NEAR(actual.at(range).get<double>(), expected.at(range).get<double>(), 1e-3) << describe(config);
+    for (const char* range : {"0-32", "32-64"})
+      EXPECT_NEAR(actual.at(range).get<double>(), expected.at(range).get<double>(), 1e-3) << describe(config);
     EXPECT_LE(std::abs(count_errors(cuda, windows).wrong - count_errors(cpu, windows).wrong), 1) << describe(config);
 
     GenerateOptions greedy{.max_new_tokens = 20};
@@ -159,7 +160,8 @@ TEST_F(Cuda, devices_that_are_not_there_are_refused) {
   EXPECT_EQ(parse_device("cuda"), at::Device(at::kCUDA, 0));
   EXPECT_EQ(parse_device(fmt::format("cuda:{}", count - 1)), at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(count - 1)));
   EXPECT_NE(refusal(fmt::format("cuda:{}", count)).find("this machine has"), std::string::npos);
-  for (const char* name : {"gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:1x", ""}) EXPECT_NE(refusal(name).find("there is no device"), std::string::npos);
+  for (const char* name : {"gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:1x", ""})
+    EXPECT_NE(refusal(name).find("there is no device"), std::string::npos);
 }
 
 }  // namespace

@@ -52,6 +52,25 @@ void check_cu_seqlens(const at::Tensor& cu_seqlens, const at::Tensor& q) {
   TORCH_CHECK_VALUE(q.sym_size(0) == 1, "with cu_seqlens the documents lie in one batch row: q must have batch size 1, got ", q.sym_size(0));
 }
 
+at::Tensor int64_offsets(const Inputs& in) { return given(in.cu_seqlens) ? in.cu_seqlens->to(at::kLong).contiguous() : at::Tensor(); }
+
+Problem problem_of(const Inputs& in, const at::Tensor& offsets) {
+  Problem problem{.batch = in.q.size(0),
+                  .tokens = in.q.size(1),
+                  .query_heads = in.q.size(2),
+                  .key_heads = in.k.size(2),
+                  .key_width = in.q.size(3),
+                  .value_width = in.v.size(3),
+                  .dtype = kernel_type(in.q.scalar_type()),
+                  .scale = in.scale.value_or(1 / std::sqrt(double(in.q.size(3)))),
+                  .gate_scaled = in.gate_scaled};
+  if (offsets.defined()) {
+    problem.cu_seqlens = offsets.const_data_ptr<int64_t>();
+    problem.num_documents = offsets.numel() - 1;
+  }
+  return problem;
+}
+
 }  // namespace
 
 at::ScalarType compute_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
@@ -184,26 +203,28 @@ at::Tensor new_carried_keys(const State& state, const c10::SymInt& tokens) {
                           state.keys.options().dtype(compute_type(state.keys.scalar_type())));
 }
 
-KernelInputs::KernelInputs(const Inputs& in) : KernelInputs(in, given(in.cu_seqlens) ? in.cu_seqlens->to(at::kLong).contiguous() : at::Tensor()) {}
+void check_documents(const Inputs& in) {
+  if (!given(in.cu_seqlens)) return;
+  TORCH_CHECK_VALUE(in.cu_seqlens->numel() > 1 || in.q.size(1) == 0, "the last entry of cu_seqlens must be the number of tokens, got one entry for ",
+                    in.q.size(1), " tokens");
+  if (!in.cu_seqlens->is_cpu()) return;
+  const at::Tensor offsets = int64_offsets(in);
+  Problem problem = problem_of(in, offsets);
+  problem.dtype = DType::kFloat32;  // float16, which is refused where the host computes, has been checked
+  check_status(check(problem));
+}
+
+KernelInputs::KernelInputs(const Inputs& in) : KernelInputs(in, int64_offsets(in)) {}
 
 KernelInputs::KernelInputs(const Inputs& in, at::Tensor offsets)
-    : q(with_contiguous_last(in.q)), k(with_contiguous_last(in.k)), v(with_contiguous_last(in.v)), cu_seqlens(std::move(offsets)) {
+    : q(with_contiguous_last(in.q)),
+      k(with_contiguous_last(in.k)),
+      v(with_contiguous_last(in.v)),
+      cu_seqlens(std::move(offsets)),
+      problem(problem_of(in, cu_seqlens)) {
   if (given(in.w)) w = with_contiguous_last(*in.w);
   if (given(in.beta)) beta = *in.beta;
   if (given(in.g)) g = *in.g;
-  problem = {.batch = q.size(0),
-             .tokens = q.size(1),
-             .query_heads = q.size(2),
-             .key_heads = k.size(2),
-             .key_width = q.size(3),
-             .value_width = v.size(3),
-             .dtype = kernel_type(q.scalar_type()),
-             .scale = in.scale.value_or(1 / std::sqrt(double(q.size(3)))),
-             .gate_scaled = in.gate_scaled};
-  if (cu_seqlens.defined()) {
-    problem.cu_seqlens = cu_seqlens.const_data_ptr<int64_t>();
-    problem.num_documents = cu_seqlens.numel() - 1;
-  }
 }
 
 ConstView const_view(const at::Tensor& tensor) {

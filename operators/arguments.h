@@ -40,6 +40,8 @@ void check_inputs(const Inputs& inputs);
 void check_state(const State& state);
 void check_state(const State& state, const Inputs& inputs);
 void check_results(const Inputs& inputs, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o, const OptionalTensor& d_lse);
+// Refuses malformed documents as far as the host can see: the values of offsets on the CPU, of those on a device only how many there are.
+void check_documents(const Inputs& inputs);
 void check_tokens(const State& state, const c10::SymInt& tokens);
 
 // Contiguous outputs for checked inputs, not initialised.

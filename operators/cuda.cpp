@@ -12,21 +12,15 @@
 namespace pathattn::operators {
 namespace {
 
-// Offsets on the device as int64. Those on the host are checked first and go by way of pinned memory, which torch keeps until the copy is done;
-// those on the device are taken as they are, since looking at them would mean to wait (kernels/cuda/cuda.h says what malformed ones do).
+// Offsets on the device as int64. From the host they go by way of pinned memory, which torch keeps until the copy is done. Those on the device are
+// taken as they are, since looking at them would mean to wait (kernels/cuda/cuda.h says what malformed ones do).
 at::Tensor offsets_on_device(const Inputs& in) {
   if (!in.cu_seqlens || !in.cu_seqlens->defined()) return {};
-  if (in.cu_seqlens->is_cuda()) {
-    TORCH_CHECK_VALUE(in.cu_seqlens->numel() > 1 || in.q.size(1) == 0, "cu_seqlens must name at least one document for ", in.q.size(1),
-                      " tokens, got one entry");
-    return in.cu_seqlens->to(at::kLong).contiguous();
-  }
+  const at::Tensor offsets = in.cu_seqlens->to(at::kLong).contiguous();
+  if (offsets.is_cuda()) return offsets;
   TORCH_CHECK_VALUE(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None, "cu_seqlens must be on ", in.q.device(),
-                    " while a CUDA graph is captured, got a tensor on ", in.cu_seqlens->device());
-  KernelInputs on_host(in);
-  on_host.problem.dtype = DType::kFloat32;  // float16, which the host's check knows as CUDA's alone, has been checked
-  check_status(check(on_host.problem));
-  return on_host.cu_seqlens.pin_memory().to(in.q.device(), at::kLong, /*non_blocking=*/true);
+                    " while a CUDA graph is captured, got a tensor on ", offsets.device());
+  return offsets.pin_memory().to(in.q.device(), at::kLong, /*non_blocking=*/true);
 }
 
 // The workspace goes back to the allocator while the kernels still run: only work queued after them on this stream can be given it.
@@ -41,6 +35,7 @@ std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at:
                                                   const OptionalTensor& cu_seqlens, bool gate_scaled) {
   const Inputs inputs{q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled};
   check_inputs(inputs);
+  check_documents(inputs);
   const c10::cuda::CUDAGuard guard(q.device());
   const KernelInputs in(inputs, offsets_on_device(inputs));
   const at::Tensor o = new_o(inputs), lse = new_lse(inputs);
@@ -56,6 +51,7 @@ Gradients path_attention_backward(const at::Tensor& q, const at::Tensor& k, cons
   const Inputs inputs{q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled};
   check_inputs(inputs);
   check_results(inputs, o, lse, d_o, d_lse);
+  check_documents(inputs);
   const c10::cuda::CUDAGuard guard(q.device());
   const KernelInputs in(inputs, offsets_on_device(inputs));
   const BackwardTensors tensors(inputs, o, lse, d_o, d_lse);
@@ -73,6 +69,7 @@ at::Tensor prefill(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   const State tensors{keys, values, gate_sums, carries, open_keys, open_carry, lengths};
   check_inputs(inputs);
   check_state(tensors, inputs);
+  check_documents(inputs);
   const c10::cuda::CUDAGuard guard(q.device());
   const KernelInputs in(inputs, offsets_on_device(inputs));
   const DecodingState state = kernel_state(tensors, in.problem.query_heads);
