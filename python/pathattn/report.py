@@ -33,6 +33,8 @@ TEST_SETS = {
     "dense": "dense\n(10 % ignored)",
 }
 TASKS = {"flip_flop": "Flip-flop language", "text": "Python source, bytes"}
+FLIP_FLOP_EXPLAINED = "A word writes, reads and ignores bits; after a read the model must give the bit last written. Chance is 50 %."
+POSITIONS_EXPLAINED = "How well the next byte is predicted, lower being better; whoever cannot read past the training length gets worse to the right."
 
 
 class ReportError(Exception):
@@ -195,7 +197,8 @@ def html_figures(summary):
     parts = []
     if summary.get("flip_flop"):
         rows = [[STYLES[kind][0], *(f"{run[test_set]:.2f}" for test_set in TEST_SETS)] for kind, run in runs_of(summary, "flip_flop")]
-        parts += ["<h2>Flip-flop: error on bits after a read (%)</h2>", html_table(["attention", "in distribution", "sparse", "dense"], rows)]
+        header = ["attention", "in distribution", "sparse", "dense"]
+        parts += ["<h2>Flip-flop: error on bits after a read (%)</h2>", f"<p>{FLIP_FLOP_EXPLAINED}</p>", html_table(header, rows)]
     if summary.get("text"):
         runs = runs_of(summary, "text")
         ranges = sorted({text for _, run in runs for text in run["bits_per_byte"]}, key=lambda text: int(text.split("-")[0]))
@@ -204,7 +207,8 @@ def html_figures(summary):
             bits = run["bits_per_byte"]
             rows.append([STYLES[kind][0], *(f"{bits[text]:.3f}" if text in bits else "" for text in ranges)])
         length = runs[0][1]["training_length"]
-        parts += [f"<h2>Python source: bits per byte, by position; trained at {length} bytes</h2>", html_table(["attention", *ranges], rows)]
+        title = f"Python source: bits per byte, by position; trained at {length} bytes"
+        parts += [f"<h2>{title}</h2>", f"<p>{POSITIONS_EXPLAINED}</p>", html_table(["attention", *ranges], rows)]
     rows = [
         [f"{TASKS[task]}, {STYLES[kind][0]}", *(f"{run[key]:,.0f}" for key in ("parameters", "steps", "tokens", "seconds")), run["seed"]]
         for task in TASKS
