@@ -1,10 +1,9 @@
 #include "model/checkpoint.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include "base/error.h"
 #include "base/files.h"
+#include "base/scratch_folder.h"
 #include "model/tensor_file.h"
 #include "model/test_models.h"
 
@@ -13,11 +12,6 @@ namespace {
 
 class Checkpoint : public testing::Test {
  protected:
-  Checkpoint() : folder_(std::filesystem::path(testing::TempDir()) / ("pathattn_checkpoint_" + std::to_string(::getpid()))) {
-    std::filesystem::create_directories(folder_);
-  }
-  ~Checkpoint() override { std::filesystem::remove_all(folder_); }
-
   // The saved model's tensors.
   std::map<std::string, at::Tensor> save_small() {
     save_model(random_model(small_config(AttentionKind::kPath)), folder_);
@@ -31,7 +25,8 @@ class Checkpoint : public testing::Test {
                           nlohmann::json({{"metadata", nlohmann::json::object()}, {"weight_map", files}}).dump());
   }
 
-  std::filesystem::path folder_;
+  const ScratchFolder scratch_;
+  const std::filesystem::path folder_ = scratch_.path();
 };
 
 TEST_F(Checkpoint, loads_what_was_saved_bit_for_bit) {

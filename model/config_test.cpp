@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/error.h"
+#include "base/error_of.h"
 #include "base/files.h"
 #include "model/parameters.h"
 
@@ -21,12 +21,7 @@ json with(json config, const std::string& key, json value) {
 }
 
 std::string error_of(const json& config) {
-  try {
-    ModelConfig::from_json(config, "config.json");
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return pathattn::error_of([&] { ModelConfig::from_json(config, "config.json"); });
 }
 
 TEST(ModelConfig, reads_the_golden_configurations) {

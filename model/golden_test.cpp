@@ -1,6 +1,7 @@
 // Checkpoints and a layer of a public implementation, with the logits and gradients it gives (tests/golden/README.md).
 #include <gtest/gtest.h>
 
+#include "base/scratch_folder.h"
 #include "model/checkpoint.h"
 #include "model/parameters.h"
 #include "model/rotary.h"
@@ -64,9 +65,8 @@ TEST_P(GoldenModel, every_split_point) {
 
 TEST_P(GoldenModel, saved_names_shapes_and_format_are_those_of_the_checkpoint) {
   const LanguageModel model = load_model(directory());
-  const auto folder = std::filesystem::path(testing::TempDir()) / (std::string("pathattn_saved_") + GetParam());
-  std::filesystem::create_directories(folder);
-  save_model(model, folder);
+  const ScratchFolder folder;
+  save_model(model, folder.path());
   const SafetensorsFile ours(folder / "model.safetensors"), theirs(directory() / "model.safetensors");
   EXPECT_EQ(ours.metadata(), theirs.metadata());
   ASSERT_EQ(ours.entries().size(), theirs.entries().size());
@@ -75,7 +75,6 @@ TEST_P(GoldenModel, saved_names_shapes_and_format_are_those_of_the_checkpoint) {
     EXPECT_EQ(ours.at(name).dtype, "F32") << name;
     EXPECT_TRUE(torch::equal(to_tensor(ours.at(name), name), to_tensor(entry, name).to(torch::kFloat))) << name;
   }
-  std::filesystem::remove_all(folder);
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, GoldenModel, testing::Values("model_path", "model_path_gate", "model_path_gqa_fullw_qknorm", "model_fox"));

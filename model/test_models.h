@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error_of.h"
 #include "model/language_model.h"
 
 namespace pathattn {
@@ -70,16 +71,6 @@ inline double relative_error(const at::Tensor& value, const at::Tensor& referenc
 inline at::Tensor next_token_loss(const at::Tensor& logits_BTV, const at::Tensor& tokens_BT) {
   const int64_t tokens = tokens_BT.size(1);
   return torch::nn::functional::cross_entropy(logits_BTV.narrow(1, 0, tokens - 1).flatten(0, 1), tokens_BT.narrow(1, 1, tokens - 1).flatten());
-}
-
-template <typename Action>
-std::string error_of(Action action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 }  // namespace pathattn
