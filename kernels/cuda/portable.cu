@@ -1,16 +1,17 @@
-// Entry points of the portable path: checks, workspace, groups of heads, launches.
+// Entry points of the portable path: workspace, groups of heads, launches.
 
 #include <algorithm>
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/arena.h"
+#include "kernels/cuda/portable.h"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/stages.h"
+#include "kernels/cuda/tiles.cuh"
 
 namespace pathattn::cuda {
 namespace {
 
 constexpr int64_t kCtas = 264;  // two for each of 132 multiprocessors: what the stages with slots aim at
-constexpr size_t kAlignment = 256;
 
 struct Sizes {
   int64_t T, units, group, value_width, width, max_tiles, slots;
@@ -30,22 +31,6 @@ struct Sizes {
     max_tiles = T / kTile + (problem.cu_seqlens ? problem.num_documents : 1);
     slots = std::clamp<int64_t>(kCtas / std::max<int64_t>(units, 1), 1, std::max<int64_t>(1, std::min<int64_t>(32, T / kChunk)));
   }
-};
-
-// Hands out the workspace from its start; with a null base it only counts.
-class Arena {
- public:
-  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
-  template <typename T>
-  void take(T*& array, int64_t count) {
-    array = reinterpret_cast<T*>(base_ + used_);
-    used_ += (static_cast<size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  size_t used() const { return used_; }
-
- private:
-  char* base_;
-  size_t used_ = 0;
 };
 
 Workspace lay_out(const Sizes& sizes, int64_t units, bool backward, Arena& arena) {
@@ -99,30 +84,14 @@ size_t bytes(const Sizes& sizes, int64_t units, bool backward) {
 int64_t units_at_once(const Sizes& sizes, bool backward) {
   constexpr int64_t kGridLimit = 65535;
   const int64_t one = static_cast<int64_t>(bytes(sizes, 1, backward));
-  return std::clamp<int64_t>(static_cast<int64_t>(kWorkspaceCap) / one, 1, std::max<int64_t>(1, std::min(sizes.units, kGridLimit / sizes.group)));
+  return std::clamp<int64_t>(static_cast<int64_t>(portable::kWorkspaceCap) / one, 1,
+                             std::max<int64_t>(1, std::min(sizes.units, kGridLimit / sizes.group)));
 }
 
 Tensor tensor(const ConstView& view, DType dtype) {
   return {const_cast<void*>(view.data), view.batch_stride, view.token_stride, view.head_stride, dtype};
 }
 Tensor tensor(const View& view, DType dtype) { return {view.data, view.batch_stride, view.token_stride, view.head_stride, dtype}; }
-
-Status check_problem(const Problem& problem) {
-  if (problem.dtype == DType::kFloat64) return {"float64 is not supported on CUDA devices: use float32, bfloat16 or float16", 0};
-  if (problem.cu_seqlens && problem.batch != 1) return {"cu_seqlens needs batch 1", problem.batch};
-  if (problem.num_documents < 0) return {"the number of documents must not be negative", problem.num_documents};
-  return {};
-}
-
-// The host must not read device offsets; float16 is for CUDA devices alone.
-template <typename Arguments>
-Status check_on_host(Arguments arguments) {
-  if (Status status = check_problem(arguments.problem); !status.ok()) return status;
-  arguments.problem.cu_seqlens = nullptr;
-  arguments.problem.num_documents = 0;
-  if (arguments.problem.dtype == DType::kFloat16) arguments.problem.dtype = DType::kBFloat16;
-  return check(arguments);
-}
 
 Status status_of(cudaError_t error) {
   if (error == cudaSuccess) return {};
@@ -150,8 +119,8 @@ Status for_groups(const Problem& problem, const Sizes& sizes, bool backward, Cal
   const int64_t at_once = units_at_once(sizes, backward);
   Arena arena(workspace);
   call.at = lay_out(sizes, at_once, backward, arena);
-  list_tiles<<<1, kThreads, 0, stream>>>(problem.cu_seqlens, problem.cu_seqlens ? problem.num_documents : 1, sizes.T, sizes.max_tiles, call.at.tiles,
-                                         call.at.num_tiles);
+  list_tiles<kTile><<<1, kListThreads, 0, stream>>>(problem.cu_seqlens, problem.cu_seqlens ? problem.num_documents : 1, sizes.T, sizes.max_tiles,
+                                                    call.at.tiles, call.at.num_tiles);
   for (int64_t first = 0; first < sizes.units; first += at_once) {
     const int64_t count = std::min(at_once, sizes.units - first);
     call.first_unit = first;
@@ -180,6 +149,8 @@ Status attend(const Sizes& sizes, const Call& call, int64_t units, cudaStream_t 
 
 }  // namespace
 
+namespace portable {
+
 size_t forward_workspace_size(const Problem& problem, bool has_w, bool has_gate) {
   const Sizes sizes(problem, has_w, has_gate);
   return bytes(sizes, units_at_once(sizes, false), false);
@@ -191,7 +162,6 @@ size_t backward_workspace_size(const Problem& problem, bool has_w, bool has_gate
 }
 
 Status forward(const ForwardArguments& arguments, void* workspace, cudaStream_t stream) {
-  if (Status status = check_on_host(arguments); !status.ok()) return status;
   const Problem& problem = arguments.problem;
   const Sizes sizes(problem, arguments.w.data, arguments.g.data);
   if (sizes.T == 0 || sizes.units == 0) return {};
@@ -211,7 +181,6 @@ Status forward(const ForwardArguments& arguments, void* workspace, cudaStream_t 
 }
 
 Status backward(const BackwardArguments& arguments, void* workspace, cudaStream_t stream) {
-  if (Status status = check_on_host(arguments); !status.ok()) return status;
   const Problem& problem = arguments.problem;
   const Sizes sizes(problem, arguments.w.data, arguments.g.data);
   if (sizes.T == 0 || sizes.units == 0) return {};
@@ -259,5 +228,7 @@ Status backward(const BackwardArguments& arguments, void* workspace, cudaStream_
     return status_of(cudaGetLastError());
   });
 }
+
+}  // namespace portable
 
 }  // namespace pathattn::cuda

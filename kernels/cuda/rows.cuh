@@ -1,43 +1,10 @@
-// Kernels that go over rows of tokens: the tiles of the documents, sums of gates and their gradient, delta.
+// Kernels that go over rows of tokens: sums of gates and their gradient, delta.
 #pragma once
 
 #include "kernels/cuda/call.cuh"
+#include "kernels/cuda/gates.cuh"
 
 namespace pathattn::cuda {
-
-// One CTA lists the tiles of a batch row, documents in order. cu_seqlens null: one document of T tokens.
-__global__ void list_tiles(const int64_t* cu_seqlens, int64_t num_documents, int64_t T, int64_t max_tiles, Tile* tiles, int* num_tiles) {
-  __shared__ int64_t ends[kThreads];
-  __shared__ int64_t before;
-  if (threadIdx.x == 0) before = 0;
-  for (int64_t d0 = 0; d0 < num_documents; d0 += kThreads) {
-    const int64_t d = d0 + threadIdx.x;
-    int64_t first = 0, last = 0;
-    if (d < num_documents) {
-      first = cu_seqlens ? min(max(cu_seqlens[d], int64_t{0}), T) : 0;
-      last = cu_seqlens ? min(max(cu_seqlens[d + 1], first), T) : T;
-    }
-    const int64_t count = (last - first + kTile - 1) / kTile;
-    ends[threadIdx.x] = count;
-    __syncthreads();
-    for (int step = 1; step < kThreads; step *= 2) {
-      const int64_t earlier = threadIdx.x >= step ? ends[threadIdx.x - step] : 0;
-      __syncthreads();
-      ends[threadIdx.x] += earlier;
-      __syncthreads();
-    }
-    const int64_t start = before + ends[threadIdx.x] - count;
-    for (int64_t i = 0; i < count && start + i < max_tiles; ++i)
-      tiles[start + i] = {first, static_cast<int>(i), static_cast<int>(count), static_cast<int>(min(int64_t{kTile}, last - first - i * kTile))};
-    __syncthreads();
-    if (threadIdx.x == 0) before += ends[kThreads - 1];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) *num_tiles = static_cast<int>(min(before, max_tiles));
-}
-
-// -inf becomes a finite cut that outweighs any score of use, so that differences of sums stay exact numbers.
-inline constexpr double kCut = -1e7;
 
 // One warp a document and query unit: running sum of g in float64.
 __global__ void sum_gates(Call call) {

@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <list>
 #include <stdexcept>
+#include <string>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/portable.h"
 
 namespace pathattn::test {
 namespace {
@@ -98,18 +101,23 @@ Status run(const Copies& copies, const Arguments& arguments, size_t workspace_si
   return status;
 }
 
-Status forward_on_device(ForwardArguments a) {
+struct Path {
+  size_t (*forward_workspace_size)(const ForwardArguments&);
+  size_t (*backward_workspace_size)(const BackwardArguments&);
+  Status (*forward)(const ForwardArguments&, void*, cudaStream_t);
+  Status (*backward)(const BackwardArguments&, void*, cudaStream_t);
+};
+
+Status forward_on_device(const Path& path, ForwardArguments a) {
   Copies copies(a.problem);
-  const size_t size = cuda::forward_workspace_size(a.problem, a.w.data, a.g.data);
   move_common(copies, a);
   copies.move_cu_seqlens(a.problem);
-  return run(copies, a, size, cuda::forward);
+  return run(copies, a, path.forward_workspace_size(a), path.forward);
 }
 
-Status backward_on_device(BackwardArguments a) {
+Status backward_on_device(const Path& path, BackwardArguments a) {
   Copies copies(a.problem);
   const Problem& p = a.problem;
-  const size_t size = cuda::backward_workspace_size(p, a.w.data, a.g.data);
   move_common(copies, a);
   copies.move(a.d_o, p.dtype, p.query_heads, p.value_width);
   copies.move(a.d_lse, DType::kFloat32, p.query_heads, 1);
@@ -120,7 +128,17 @@ Status backward_on_device(BackwardArguments a) {
   copies.move(a.dbeta, DType::kFloat32, p.key_heads, 1);
   copies.move(a.dg, DType::kFloat32, p.query_heads, 1);
   copies.move_cu_seqlens(a.problem);
-  return run(copies, a, size, cuda::backward);
+  return run(copies, a, path.backward_workspace_size(a), path.backward);
+}
+
+Backend backend(std::string name, Path path) {
+  return {std::move(name), [path](const ForwardArguments& a) { return forward_on_device(path, a); },
+          [path](const BackwardArguments& a) { return backward_on_device(path, a); }};
+}
+
+template <typename Arguments>
+size_t portable_size(size_t (*size)(const Problem&, bool, bool), const Arguments& a) {
+  return size(a.problem, a.w.data, a.g.data);
 }
 
 }  // namespace
@@ -130,6 +148,12 @@ bool has_cuda_device() {
   return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-Backend cuda_backend() { return {"cuda", forward_on_device, backward_on_device}; }
+Backend cuda_backend() { return backend("cuda", {cuda::forward_workspace_size, cuda::backward_workspace_size, cuda::forward, cuda::backward}); }
+
+Backend portable_cuda_backend() {
+  return backend("cuda portable", {[](const ForwardArguments& a) { return portable_size(cuda::portable::forward_workspace_size, a); },
+                                   [](const BackwardArguments& a) { return portable_size(cuda::portable::backward_workspace_size, a); },
+                                   cuda::portable::forward, cuda::portable::backward});
+}
 
 }  // namespace pathattn::test

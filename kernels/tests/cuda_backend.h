@@ -6,6 +6,7 @@
 namespace pathattn::test {
 
 bool has_cuda_device();
-Backend cuda_backend();
+Backend cuda_backend();  // whichever path takes the arguments
+Backend portable_cuda_backend();
 
 }  // namespace pathattn::test

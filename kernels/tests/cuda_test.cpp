@@ -1,4 +1,8 @@
-// The portable CUDA path against the float64 reference over the table of cases. Without a CUDA device every test is skipped, and counted as such.
+// The CUDA paths against the float64 reference over the table of cases. Without a CUDA device every test is skipped, and counted as such.
+#include <cstring>
+#include <set>
+#include <string>
+
 #include "kernels/tests/cuda_backend.h"
 #include "kernels/tests/expectations.h"
 
@@ -26,23 +30,74 @@ Tolerance device_tolerance(const Case& c) {
   return bound;
 }
 
-class CudaCases : public testing::TestWithParam<Case> {};
+// Scores of float16 operands, whatever the inputs' format.
+Tolerance hopper_tolerance(const Case& c) {
+  Tolerance bound = device_tolerance(c);
+  bound.lse = c.beta_from > 1.9 ? 4e-3 : 2e-3;
+  return bound;
+}
 
-TEST_P(CudaCases, values_gradients_and_bits) {
+void expect_case(const Case& c, const Backend& backend, const Tolerance& bound) {
   if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
-  const Case& c = GetParam();
   const Inputs in = make_inputs(c);
-  Outputs got = forward(cuda_backend(), in, c.layout);
-  backward(cuda_backend(), in, got, c.layout);
+  Outputs got = forward(backend, in, c.layout);
+  backward(backend, in, got, c.layout);
   const Outputs want = expected(in);
-  expect_forward(got, want, device_tolerance(c));
-  expect_gradients(got, want, device_tolerance(c));
-  Outputs again = forward(cuda_backend(), in, c.layout);
-  backward(cuda_backend(), in, again, c.layout);
+  expect_forward(got, want, bound);
+  expect_gradients(got, want, bound);
+  Outputs again = forward(backend, in, c.layout);
+  backward(backend, in, again, c.layout);
   EXPECT_TRUE(same_bits(again, got)) << "other bits on another run";
 }
 
-INSTANTIATE_TEST_SUITE_P(Portable, CudaCases, testing::ValuesIn(device_cases()), [](const auto& info) { return info.param.name; });
+class PortablePath : public testing::TestWithParam<Case> {};
+TEST_P(PortablePath, values_gradients_and_bits) { expect_case(GetParam(), portable_cuda_backend(), device_tolerance(GetParam())); }
+INSTANTIATE_TEST_SUITE_P(Table, PortablePath, testing::ValuesIn(device_cases()), [](const auto& info) { return info.param.name; });
+
+// The table's cases of widths that the Hopper path is for, each once in its two formats; on other devices they go the portable way.
+std::vector<Case> hopper_cases() {
+  std::vector<Case> chosen;
+  std::set<std::string> names;
+  const auto width = [](int64_t w) { return w == 64 || w == 128; };
+  for (const Case& c : cases()) {
+    if (!width(c.key_width) || !width(c.value_width)) continue;
+    std::string name = c.name;
+    for (const char* format : {"_f32", "_bf16", "_f64"})
+      if (name.ends_with(format)) name.resize(name.size() - std::strlen(format));
+    if (!names.insert(name).second) continue;
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      chosen.push_back(c);
+      chosen.back().name = name + (dtype == DType::kBFloat16 ? "_bfloat16" : "_float16");
+      chosen.back().dtype = dtype;
+    }
+  }
+  return chosen;
+}
+
+class HopperPath : public testing::TestWithParam<Case> {};
+TEST_P(HopperPath, values_gradients_and_bits) { expect_case(GetParam(), cuda_backend(), hopper_tolerance(GetParam())); }
+INSTANTIATE_TEST_SUITE_P(Table, HopperPath, testing::ValuesIn(hopper_cases()), [](const auto& info) { return info.param.name; });
+
+// Several levels of nodes: too long for the reference, so against the portable path in float32 on the same numbers.
+TEST(HopperLevels, agree_with_the_portable_path) {
+  if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
+  for (const int64_t tokens : {4500, 20000}) {
+    const Case c{.name = "levels",
+                 .tokens = tokens,
+                 .query_heads = 2,
+                 .key_width = 128,
+                 .value_width = 128,
+                 .dtype = DType::kBFloat16,
+                 .w = W::kRank2,
+                 .beta_from = 1.999,
+                 .beta_to = 1.999,
+                 .gate = Gate::kMild};
+    const Inputs in = make_inputs(c);
+    const Outputs got = forward(cuda_backend(), in), want = forward(portable_cuda_backend(), in.to(DType::kFloat32));
+    EXPECT_LE(relative_error(got.o, want.o), 3.8e-3) << tokens << " tokens";
+    EXPECT_LE(largest_difference(got.lse, want.lse), hopper_tolerance(c).lse * (1 + largest(want.lse))) << tokens << " tokens";
+  }
+}
 
 }  // namespace
 }  // namespace pathattn::test

@@ -1,0 +1,347 @@
+// The main stage of forward: a query tile meets the segments to its left (layout.cuh), dense rectangles of scores, by wgmma. A persistent CTA a
+// multiprocessor: one warp copies keys, values and G in the order of use, two warpgroups take 64 query rows each.
+#pragma once
+
+#include "kernels/cuda/hopper/call.cuh"
+#include "kernels/cuda/hopper/fragments.cuh"
+
+namespace pathattn::cuda::hopper {
+
+inline constexpr int kAttendThreads = 384;  // warpgroup 0 copies, 1 and 2 compute
+
+template <int K, int V>
+struct AttendMemory {
+  static constexpr int kStages = K == 64 && V == 64 ? 4 : 3, kItemStages = 2;
+  static constexpr int kKeys = 0, kValues = kKeys + kStages * kImageBytes<K>;  // a stage of keys also holds G
+  static constexpr int kBias = kValues + kStages * kImageBytes<V>;             // the gate's part of each key, beside its keys
+  static constexpr int kNumbers = kBias + kStages * kTile * 4;                 // KeyNumbers of each stage of keys
+  static constexpr int kBarriers = kNumbers + kStages * 16;                    // full and empty of each stage: keys, values, items
+  static constexpr int kItems = kBarriers + 4 * (kStages + kItemStages) * 8;
+  static constexpr int kTotal = kItems + kItemStages * 4;
+};
+
+// What a tile of keys' scores and values are multiplied by, and the gate's part from the tile's end to the query tile's start.
+struct alignas(16) KeyNumbers {
+  float score_factor, value_factor, bias;
+};
+
+// Stages of one operand in a ring.
+template <int kStages>
+struct Ring {
+  uint64_t* full;
+  uint64_t* empty;
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+  __device__ void wait_full() const { wait(full + stage, parity); }
+  __device__ void wait_empty() const { wait(empty + stage, parity ^ 1); }
+  __device__ void release() {  // by each computing warp, done with the stage
+    __syncwarp();
+    if (lane_id() == 0) arrive(empty + stage);
+    next();
+  }
+};
+
+// The segments of a query tile, right to left, as both sides walk them. visit(level, node, is_last).
+template <bool kPath, typename Visit>
+__device__ void for_each_segment(const Call& call, const Tile& tile, Visit visit) {
+  if (tile.index == 0) return;
+  if constexpr (!kPath) {
+    visit(0, 0, tile.index, true);
+  } else {
+    for (int level = 0; level < call.num_levels; ++level) {
+      const Siblings siblings(tile.index, level, call.num_levels);
+      for (int node = siblings.last; node >= siblings.first; --node) visit(level, node << (2 * level), 1 << (2 * level), node == 0);
+    }
+  }
+}
+
+template <int K, int V, bool kPath, bool kGated>
+struct Attend {
+  using Memory = AttendMemory<K, V>;
+  using StageRing = Ring<Memory::kStages>;
+  using ItemRing = Ring<Memory::kItemStages>;
+  const Call& call;
+  unsigned char* shared;
+
+  __device__ uint64_t* barriers() const { return reinterpret_cast<uint64_t*>(shared + Memory::kBarriers); }
+  __device__ StageRing key_ring() const { return {barriers(), barriers() + Memory::kStages}; }
+  __device__ StageRing value_ring() const { return {barriers() + 2 * Memory::kStages, barriers() + 3 * Memory::kStages}; }
+  __device__ ItemRing item_ring() const { return {barriers() + 4 * Memory::kStages, barriers() + 4 * Memory::kStages + Memory::kItemStages}; }
+  __device__ KeyNumbers* numbers() const { return reinterpret_cast<KeyNumbers*>(shared + Memory::kNumbers); }
+  __device__ unsigned* items() const { return reinterpret_cast<unsigned*>(shared + Memory::kItems); }
+
+  __device__ void init() const {
+    const auto init_ring = [](auto ring, int stages, int readers) {
+      for (int stage = 0; stage < stages; ++stage) {
+        init_barrier(ring.full + stage, 1);
+        init_barrier(ring.empty + stage, readers);
+      }
+    };
+    constexpr int kComputingWarps = (kAttendThreads - 128) / 32;
+    init_ring(key_ring(), Memory::kStages, kComputingWarps);
+    init_ring(value_ring(), Memory::kStages, kComputingWarps);
+    init_ring(item_ring(), Memory::kItemStages, kComputingWarps);
+    fence_barrier_init();
+  }
+
+  // Item i of all query tiles: heads in order, the longest first in each.
+  struct Item {
+    int query, slot;  // slot: the tile's
+  };
+  __device__ Item item(unsigned i, int num_tiles) const { return {static_cast<int>(i / num_tiles), static_cast<int>(num_tiles - 1 - i % num_tiles)}; }
+
+  // Takes items in the order in which CTAs get to them and hands each on to the computing warpgroups; one past the last ends both.
+  __device__ unsigned take_item(ItemRing& ring) const {
+    const unsigned i = atomicAdd(call.at.next_item, 1u);
+    ring.wait_empty();
+    items()[ring.stage] = i;
+    arrive(ring.full + ring.stage);
+    ring.next();
+    return i;
+  }
+  __device__ unsigned receive_item(ItemRing& ring) const {
+    ring.wait_full();
+    const unsigned i = items()[ring.stage];
+    ring.release();
+    return i;
+  }
+
+  __device__ void copy(unsigned num_items, int num_tiles) const {
+    StageRing keys = key_ring(), values = value_ring();
+    ItemRing ring = item_ring();
+    for (unsigned i = take_item(ring); i < num_items; i = take_item(ring)) {
+      const Item work = item(i, num_tiles);
+      const Tile tile = call.at.tiles[work.slot];
+      const int unit = work.query / call.group, first_slot = work.slot - tile.index;
+      const float query_factor = kLog2E * call.scale * call.at.query_factors[slot(call, work.query, work.slot)];
+      const double* const gate_before = call.at.gate_before + work.query * (call.max_tiles + 1);
+      for_each_segment<kPath>(call, tile, [&](int level, int first, int count, bool is_last) {
+        const int64_t from = slot(call, unit, first_slot + first);
+        const auto copy_values = [&](int t) {
+          values.wait_empty();
+          arrive_expecting(values.full + values.stage, kImageBytes<V>);
+          copy_bulk(shared + Memory::kValues + values.stage * kImageBytes<V>, call.at.values + (from + t) * kImageBytes<V>, kImageBytes<V>,
+                    values.full + values.stage);
+          values.next();
+        };
+        for (int t = count - 1; t >= 0; --t) {
+          KeyNumbers key{query_factor * call.at.key_factors[from + t], call.at.value_factors[from + t], 0};
+          if constexpr (kGated) key.bias = static_cast<float>(gate_before[work.slot] - gate_before[first_slot + first + t + 1]);
+          keys.wait_empty();
+          numbers()[keys.stage] = key;
+          arrive_expecting(keys.full + keys.stage, kImageBytes<K> + (kGated ? kTile * 4 : 0));
+          copy_bulk(shared + Memory::kKeys + keys.stage * kImageBytes<K>, call.at.keys[level] + (from + t) * kImageBytes<K>, kImageBytes<K>,
+                    keys.full + keys.stage);
+          if constexpr (kGated)
+            copy_bulk(shared + Memory::kBias + keys.stage * kTile * 4, call.at.gate_suffix + slot(call, work.query, first_slot + first + t) * kTile,
+                      kTile * 4, keys.full + keys.stage);
+          keys.next();
+          if (t + 1 < count) copy_values(t + 1);
+        }
+        if (kPath && !is_last) {
+          keys.wait_empty();
+          arrive_expecting(keys.full + keys.stage, kMatrixBytes<K>);
+          copy_bulk(shared + Memory::kKeys + keys.stage * kImageBytes<K>,
+                    call.at.matrices[level] + matrix_slot(call, unit, first_slot + first, level) * kMatrixBytes<K>, kMatrixBytes<K>,
+                    keys.full + keys.stage);
+          keys.next();
+        }
+        copy_values(0);
+      });
+    }
+  }
+
+  __device__ void compute(unsigned num_items, int num_tiles) const {
+    StageRing keys = key_ring(), values = value_ring();
+    ItemRing ring = item_ring();
+    const int warp = threadIdx.x / 32 - 4;  // 0 ... 7: rows 16 warp of the tile
+    for (unsigned i = receive_item(ring); i < num_items; i = receive_item(ring)) {
+      const Item work = item(i, num_tiles);
+      const Tile tile = call.at.tiles[work.slot];
+      const int unit = work.query / call.group, first_slot = work.slot - tile.index;
+      const int64_t at_query = slot(call, work.query, work.slot);
+
+      uint32_t q[K / 16][4];
+      const unsigned char* queries = call.at.queries + at_query * kImageBytes<K>;
+#pragma unroll
+      for (int k = 0; k < K / 16; ++k)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) q[k][j] = load_pair(queries, 16 * warp + j % 2 * 8, 16 * k + j / 2 * 8);
+      float out_factor = call.at.value_factors[slot(call, unit, work.slot)];  // of what `out` holds
+      float out[V / 2], largest[2], sum[2], row_bias[2];
+      const uint32_t* local_out = call.at.local_out + (at_query * 8 + warp) * (V / 8 * 64) + lane_id();
+#pragma unroll
+      for (int n = 0; n < V / 8; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float2 pair = unpack(local_out[n * 64 + half * 32]);
+          out[4 * n + 2 * half] = pair.x;
+          out[4 * n + 2 * half + 1] = pair.y;
+        }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64_t row = at_query * kTile + 16 * warp + fragment_row() + 8 * half;
+        largest[half] = call.at.local_lse[row];
+        sum[half] = lane_id() % 4 == 0;
+        if constexpr (kGated) row_bias[half] = call.at.gate_prefix[row].x + call.at.gate_prefix[row].y;
+      }
+
+      uint32_t p[kTile / 16][4];
+      float s[kTile / 2];
+      const auto scores = [&]() {  // s = q K^T
+        const uint64_t at = descriptor(shared + Memory::kKeys + keys.stage * kImageBytes<K>);
+        keys.wait_full();
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < K / 16; ++k) wgmma<0>(s, q[k], advance(at, k / 4 * kPanelBytes + k % 4 * 32), k > 0);
+        wgmma_commit();
+      };
+      const auto add_values = [&]() {  // out += P V
+        const uint64_t at = descriptor(shared + Memory::kValues + values.stage * kImageBytes<V>, kPanelBytes);
+        values.wait_full();
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < kTile / 16; ++k) wgmma<1>(out, p[k], advance(at, k * 2048), true);
+        wgmma_commit();
+      };
+      // s becomes exp2(score - maximum), the rows' maxima and sums follow; decay is what `out` has to be multiplied by.
+      float decay[2];
+      const auto softmax = [&]() {
+        const KeyNumbers key = numbers()[keys.stage];
+        if constexpr (kGated) {
+          const float* bias = reinterpret_cast<const float*>(shared + Memory::kBias) + keys.stage * kTile + fragment_column();
+#pragma unroll
+          for (int n = 0; n < kTile / 8; ++n) {
+            const float2 pair = *reinterpret_cast<const float2*>(bias + 8 * n);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              s[4 * n + 2 * half] = fmaf(s[4 * n + 2 * half], key.score_factor, pair.x);
+              s[4 * n + 2 * half + 1] = fmaf(s[4 * n + 2 * half + 1], key.score_factor, pair.y);
+            }
+          }
+        }
+        keys.release();
+        const float factor = kGated ? 1.f : key.score_factor;
+        // `out` takes the largest factor of any values met; P carries what the others lack.
+        const float new_out_factor = fmaxf(out_factor, key.value_factor);
+        const float value_shift = key.value_factor / new_out_factor, out_shift = out_factor / new_out_factor;
+        out_factor = new_out_factor;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float most = s[2 * half];
+#pragma unroll
+          for (int n = 0; n < kTile / 8; ++n) most = fmaxf(most, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+          const float bias = kGated ? row_bias[half] + key.bias : 0.f;
+          const float new_largest = fmaxf(largest[half], fmaf(row_max(most), factor, bias));
+          decay[half] = exp2_fast(largest[half] - new_largest);
+          largest[half] = new_largest;
+          const float base = new_largest - bias;
+          float tile_sum = 0;
+#pragma unroll
+          for (int n = 0; n < kTile / 8; ++n)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              float& x = s[4 * n + 2 * half + j];
+              x = exp2_fast(fmaf(x, factor, -base));
+              tile_sum += x;
+            }
+          sum[half] = fmaf(sum[half], decay[half], tile_sum);
+          decay[half] *= out_shift;
+        }
+        if (value_shift != 1) {
+#pragma unroll
+          for (int n = 0; n < kTile / 2; ++n) s[n] *= value_shift;
+        }
+      };
+      const auto round_and_rescale = [&]() {
+#pragma unroll
+        for (int k = 0; k < kTile / 16; ++k)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) p[k][j] = pack(s[8 * k + 2 * j], s[8 * k + 2 * j + 1]);
+#pragma unroll
+        for (int n = 0; n < V / 2; ++n) out[n] *= decay[n / 2 % 2];
+      };
+      for_each_segment<kPath>(call, tile, [&](int level, int first, int count, bool is_last) {
+        scores();
+        wgmma_wait<0>();
+        hold(s);
+        softmax();
+        round_and_rescale();
+        for (int t = count - 2; t >= 0; --t) {
+          scores();
+          add_values();
+          wgmma_wait<1>();
+          hold(s);
+          softmax();
+          wgmma_wait<0>();
+          hold(out);
+          values.release();
+          round_and_rescale();
+        }
+        if (kPath && !is_last) {
+          float carried[K / 2];
+          const uint64_t at = descriptor(shared + Memory::kKeys + keys.stage * kImageBytes<K>, kMatrixBytes<K> / (K / 64));
+          keys.wait_full();
+          wgmma_fence();
+#pragma unroll
+          for (int k = 0; k < K / 16; ++k) wgmma<1>(carried, q[k], advance(at, k * 2048), k > 0);
+          wgmma_commit();
+          add_values();
+          wgmma_wait<1>();
+          hold(carried);
+          keys.release();
+#pragma unroll
+          for (int k = 0; k < K / 16; ++k)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) q[k][j] = pack(carried[8 * k + 2 * j], carried[8 * k + 2 * j + 1]);
+        } else {
+          add_values();
+        }
+        wgmma_wait<0>();
+        hold(out);
+        values.release();
+      });
+
+      const Unit head = query_unit(call, work.query);
+      const bool half_precision = call.out.dtype == DType::kFloat16;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = 16 * warp + fragment_row() + 8 * half;
+        const float total = row_sum(sum[half]);
+        const float by = out_factor / total;
+        if (row >= tile.count) continue;
+        auto* at = static_cast<uint16_t*>(call.out.data) + head.b * call.out.batch_stride + (tile.first() + row) * call.out.token_stride +
+                   head.h * call.out.head_stride;
+#pragma unroll
+        for (int n = 0; n < V / 8; ++n) {
+          const float x = out[4 * n + 2 * half] * by, y = out[4 * n + 2 * half + 1] * by;
+          const __nv_bfloat162 rounded = __floats2bfloat162_rn(x, y);
+          *reinterpret_cast<uint32_t*>(at + 8 * n + fragment_column()) = half_precision ? pack(x, y) : reinterpret_cast<const uint32_t&>(rounded);
+        }
+        if (lane_id() % 4 == 0) call.lse.set(head.b, tile.first() + row, head.h, 0, kLn2 * (largest[half] + log2f(total)));
+      }
+    }
+  }
+};
+
+template <int K, int V, bool kPath, bool kGated>
+__global__ void __launch_bounds__(kAttendThreads, 1) attend(const __grid_constant__ Call call, int num_query_units) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const Attend<K, V, kPath, kGated> attend{call, shared};
+  const int num_tiles = *call.at.num_tiles;
+  const unsigned num_items = static_cast<unsigned>(num_query_units) * num_tiles;
+  if (threadIdx.x == 0) attend.init();
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    lower_registers<40>();
+    if (threadIdx.x == 0) attend.copy(num_items, num_tiles);
+  } else {
+    raise_registers<232>();
+    attend.compute(num_items, num_tiles);
+  }
+}
+
+}  // namespace pathattn::cuda::hopper

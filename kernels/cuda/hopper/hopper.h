@@ -1,0 +1,21 @@
+// PaTH attention on Hopper GPUs (compute capability 9.0) with their own matrix instructions: bfloat16 and float16, widths 64 and 128.
+// docs/kernels.md explains the kernels; cuda.h's promises hold here too.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "kernels/problem.h"
+
+namespace pathattn::cuda::hopper {
+
+// Whether the current device, the widths, the format and the alignment of these tensors (16 bytes for each row of q, k, v and w, 4 for o) are what
+// the kernels are made for.
+bool supports(const ForwardArguments& arguments);
+
+inline constexpr size_t kWorkspaceCap = size_t{1} << 30;  // unless a single head needs more
+size_t forward_workspace_size(const Problem& problem, bool has_w, bool has_gate);
+Status forward(const ForwardArguments& arguments, void* workspace, cudaStream_t stream);
+
+}  // namespace pathattn::cuda::hopper
