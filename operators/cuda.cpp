@@ -40,7 +40,7 @@ std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at:
   const KernelInputs in(inputs, offsets_on_device(inputs));
   const at::Tensor o = new_o(inputs), lse = new_lse(inputs);
   const ForwardArguments arguments = forward_arguments(in, o, lse);
-  run(in, cuda::forward_workspace_size(in.problem, in.w.defined(), in.g.defined()),
+  run(in, cuda::forward_workspace_size(arguments),
       [&](void* workspace, cudaStream_t stream) { return cuda::forward(arguments, workspace, stream); });
   return {o, lse};
 }
@@ -56,7 +56,7 @@ Gradients path_attention_backward(const at::Tensor& q, const at::Tensor& k, cons
   const KernelInputs in(inputs, offsets_on_device(inputs));
   const BackwardTensors tensors(inputs, o, lse, d_o, d_lse);
   const BackwardArguments arguments = tensors.arguments(in);
-  run(in, cuda::backward_workspace_size(in.problem, in.w.defined(), in.g.defined()),
+  run(in, cuda::backward_workspace_size(arguments),
       [&](void* workspace, cudaStream_t stream) { return cuda::backward(arguments, workspace, stream); });
   return {tensors.dq, tensors.dk, tensors.dv, tensors.dw, tensors.dbeta, tensors.dg};
 }
@@ -75,7 +75,7 @@ at::Tensor prefill(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   const DecodingState state = kernel_state(tensors, in.problem.query_heads);
   const at::Tensor o = new_o(inputs), lse = new_lse(inputs);
   const ForwardArguments arguments = forward_arguments(in, o, lse);
-  run(in, cuda::forward_workspace_size(in.problem, in.w.defined(), in.g.defined()), [&](void* workspace, cudaStream_t stream) {
+  run(in, cuda::forward_workspace_size(arguments), [&](void* workspace, cudaStream_t stream) {
     const Status status = cuda::forward(arguments, workspace, stream);
     return status.ok() ? cuda::fill_state(arguments, state, stream) : status;
   });
