@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json_file.h"
 #include "base/safetensors.h"
 #include "model/parameters.h"
 #include "model/tensor_file.h"
@@ -19,14 +20,6 @@ using Weights = std::map<std::string, const SafetensorsEntry*>;
 
 constexpr size_t kMaxListed = 20;  // faults in one message
 
-json read_json(const std::filesystem::path& path) {
-  try {
-    return json::parse(read_file(path));
-  } catch (const json::exception& error) {
-    fail("{}: not valid JSON: {}", path.string(), error.what());
-  }
-}
-
 std::string list(const std::vector<std::string>& faults) {
   const std::vector<std::string> first(faults.begin(), faults.begin() + static_cast<int64_t>(std::min(faults.size(), kMaxListed)));
   const std::string rest = faults.size() > kMaxListed ? fmt::format(", and {} more", faults.size() - kMaxListed) : "";
@@ -35,8 +28,7 @@ std::string list(const std::vector<std::string>& faults) {
 
 // The index's map from tensor to file name.
 std::map<std::string, std::string> read_index(const std::filesystem::path& path) {
-  const json index = read_json(path);
-  const json map = index.is_object() ? index.value("weight_map", json()) : json();
+  const json map = read_json_object(path).value("weight_map", json());
   if (!map.is_object() || map.empty()) fail("{}: the object weight_map is missing", path.string());
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : map.items()) {
@@ -118,7 +110,7 @@ void check_weights(const std::vector<ParameterEntry>& table, const Weights& weig
 
 ModelConfig load_config(const std::filesystem::path& directory) {
   const std::filesystem::path path = directory / "config.json";
-  return ModelConfig::from_json(read_json(path), path.string());
+  return ModelConfig::from_json(read_json_object(path), path.string());
 }
 
 void save_model(const LanguageModel& model, const std::filesystem::path& directory) {

@@ -132,7 +132,26 @@ TEST_F(Checkpoint, missing_and_damaged_files) {
   write_file_atomically(folder_ / "model.safetensors", "damaged");
   EXPECT_NE(loading_error().find("model.safetensors"), std::string::npos) << loading_error();
   write_file_atomically(folder_ / "model.safetensors.index.json", "[]");
+  EXPECT_NE(loading_error().find("must hold a JSON object, not array"), std::string::npos) << loading_error();
+  write_file_atomically(folder_ / "model.safetensors.index.json", "{}");
   EXPECT_NE(loading_error().find("weight_map is missing"), std::string::npos) << loading_error();
+}
+
+// Values that refusals would print: a recursive print of this depth overflows the stack.
+TEST_F(Checkpoint, deeply_nested_json_is_refused) {
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  save_small();
+  const nlohmann::json config = nlohmann::json::parse(read_file(folder_ / "config.json"));
+  for (const char* field : {"vocab_size", "hidden_act", "tie_word_embeddings", "model_type"}) {
+    nlohmann::json changed = config;
+    changed[field] = "HERE";
+    std::string text = changed.dump();
+    write_file_atomically(folder_ / "config.json", text.replace(text.find("\"HERE\""), 6, deep));
+    EXPECT_NE(loading_error().find("nested more than"), std::string::npos) << loading_error().substr(0, 200);
+  }
+  write_file_atomically(folder_ / "config.json", config.dump());
+  write_file_atomically(folder_ / "model.safetensors.index.json", "{\"weight_map\": {\"a\": " + deep + "}}");
+  EXPECT_NE(loading_error().find("nested more than"), std::string::npos) << loading_error().substr(0, 200);
 }
 
 }  // namespace

@@ -1,0 +1,37 @@
+#include "base/json_file.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/scratch_folder.h"
+
+namespace pathattn {
+namespace {
+
+TEST(JsonFile, an_object_is_read) {
+  const ScratchFolder folder;
+  folder.write("a.json", R"({"a": [1, {"b": null}], "c": 2.5})");
+  EXPECT_EQ(read_json_object(folder / "a.json"), (nlohmann::json{{"a", {1, {{"b", nullptr}}}}, {"c", 2.5}}));
+}
+
+TEST(JsonFile, whatever_is_wrong_is_one_error_that_names_the_file) {
+  const ScratchFolder folder;
+  const std::string deep = "{\"a\":" + std::string(200'000, '[') + std::string(200'000, ']') + "}";
+  const std::pair<std::string, const char*> faults[] = {
+      {"", "not valid JSON"}, {"{\"a\": 1", "not valid JSON"},   {"{\"a\": \"\xC3\x28\"}", "not valid JSON"}, {"[1]", "not array"},
+      {"3", "not number"},    {deep, "nested more than 64 deep"}};
+  for (const auto& [text, fault] : faults) {
+    folder.write("a.json", text);
+    try {
+      read_json_object(folder / "a.json");
+      ADD_FAILURE() << fault;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(folder / "a.json"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(fault), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_THROW(read_json_object(folder / "missing.json"), Error);
+}
+
+}  // namespace
+}  // namespace pathattn
