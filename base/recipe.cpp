@@ -17,6 +17,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr int64_t kMostParts = 16;  // of a key
+
 Json to_json(const toml::node& node, const std::string& key, const std::string& name) {
   const auto convert_table = [&](const toml::table& table) {
     Json values = Json::object();
@@ -48,6 +50,20 @@ Json to_json(const toml::node& node, const std::string& key, const std::string& 
       fail("{}: {} must be a finite number", name, key);
     default:
       fail("{}: {} is a date or a time, which no setting takes; write it as a string", name, key);
+  }
+}
+
+// The parser calls itself for each part of a key, and would run out of stack in one of many thousands.
+void refuse_long_keys(std::string_view text, const std::string& name) {
+  constexpr std::string_view kOfKeys = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-\"' \t";
+  int64_t line = 1, num_dots = 0;
+  bool comment = false;
+  for (const char c : text) {
+    if (c == '\n') ++line;
+    comment = c != '\n' && (comment || c == '#');
+    if (comment || (c != '.' && kOfKeys.find(c) == kOfKeys.npos)) num_dots = 0;
+    if (c == '.' && !comment && ++num_dots >= kMostParts)
+      fail("{}, line {}: a key has more than {} parts; write section.field", name, line, kMostParts);
   }
 }
 
@@ -97,6 +113,7 @@ std::string joined(const std::vector<std::string>& words) {
 
 Recipe Recipe::load(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
   const std::string text = read_file(path), name = path.string();
+  refuse_long_keys(text, name);
   Recipe recipe(Json::object(), name);
   try {
     recipe.values_ = to_json(toml::parse(text, name), "", name);
@@ -121,6 +138,7 @@ void Recipe::override_with(const std::string& assignment) {
   } catch (const Json::exception&) {
     fail("cannot override {}: the text is not valid UTF-8", Json(assignment).dump(-1, ' ', true, Json::error_handler_t::replace));
   }
+  refuse_long_keys(assignment, "--set");
   const std::string key = assignment.substr(0, equals);
   Json value = parse_value(assignment.substr(equals + 1), key, "--set");
   Json* place = &values_;

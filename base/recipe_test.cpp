@@ -125,6 +125,19 @@ TEST(Recipe, malformed_files) {
   expect_error([] { Recipe::load("/nowhere/recipe.toml"); }, {"/nowhere/recipe.toml", "No such file"});
 }
 
+TEST(Recipe, keys_of_many_parts_do_not_overflow_the_stack) {
+  std::string key;
+  for (int i = 0; i < 60'000; ++i) key += "a.";
+  expect_error([&] { load("\n" + key + "a = 1"); }, {"line 2", "more than 16 parts"});
+  expect_error([&] { load("[" + key + "a]"); }, {"more than 16 parts"});
+  expect_error([&] { load("a = {" + key + "a = 1}"); }, {"more than 16 parts"});
+  expect_error([&] { load(kExample, {key + "a=1"}); }, {"--set", "more than 16 parts"});
+  expect_error([&] { load(kExample, {"train.x={" + key + "a=1}"}); }, {"--set", "more than 16 parts"});
+  Recipe recipe = load("# 1. 2. 3. 4. 5. 6. 7. 8. 9. 10. 11. 12. 13. 14. 15. 16. 17.\n" + std::string(kExample),
+                       {"data.paths=../../../../../../../../../../../../../../../../../../a"});
+  EXPECT_EQ(recipe.integer("train.steps", 1, 1, kMost), 300);
+}
+
 TEST(Recipe, saved_as_json_and_back) {
   const Recipe recipe = load(kExample, {"model.width=64"});
   Recipe again = Recipe::from_json(nlohmann::json::parse(recipe.json().dump()), "run");
