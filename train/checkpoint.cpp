@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json_file.h"
 #include "model/checkpoint.h"
 #include "model/tensor_file.h"
 
@@ -15,6 +16,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kPrefix = "step-";
+constexpr const char* kFiles[] = {"config.json", "model.safetensors", "trainer.json", "trainer.safetensors"};  // and checksums.json
 
 // Folders of `run`'s checkpoints with their steps, newest first. A temporary that a killed process left has another name.
 std::vector<std::pair<int64_t, fs::path>> list_checkpoints(const fs::path& run) {
@@ -33,20 +35,16 @@ std::vector<std::pair<int64_t, fs::path>> list_checkpoints(const fs::path& run) 
 
 nlohmann::json checksums(const fs::path& folder) {
   nlohmann::json sums = nlohmann::json::object();
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename();
-    if (name != "checksums.json") sums[name] = fmt::format("{:016x}", hash_bytes(read_file(entry.path())));
-  }
+  for (const char* name : kFiles) sums[name] = fmt::format("{:016x}", hash_bytes(read_file(folder / name)));
   return sums;
 }
 
-// The trainer.json of a whole checkpoint; Error otherwise.
+// The trainer.json of a whole checkpoint; Error otherwise. Files that others have put beside ours do not matter.
 nlohmann::json read_checkpoint(const fs::path& folder) {
-  const auto expected = nlohmann::json::parse(read_file(folder / "checksums.json"), nullptr, false);
-  if (expected.is_discarded() || expected != checksums(folder)) {
+  if (read_json_object(folder / "checksums.json") != checksums(folder)) {
     fail("{} is damaged: its files do not match checksums.json", folder.string());
   }
-  return nlohmann::json::parse(read_file(folder / "trainer.json"));
+  return read_json_object(folder / "trainer.json");
 }
 
 }  // namespace

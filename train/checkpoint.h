@@ -3,7 +3,7 @@
 //   config.json, model.safetensors   the model, in the Hugging Face layout
 //   trainer.safetensors              the optimizer's moments
 //   trainer.json                     what the caller needs to go on: step, data position, recipe, ...
-//   checksums.json                   a 64-bit hash of every other file
+//   checksums.json                   a 64-bit hash of each of these four
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,8 @@ std::string keep_until(const std::string& log, int64_t step) {
   std::string kept;
   for (size_t begin = 0, end; (end = log.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const auto line = nlohmann::json::parse(log.begin() + begin, log.begin() + end, nullptr, false);
-    if (line.is_object() && line.value("step", int64_t{0}) <= step) kept.append(log, begin, end + 1 - begin);
+    const nlohmann::json its_step = line.is_object() ? line.value("step", nlohmann::json()) : nlohmann::json();
+    if (its_step.is_number_integer() && its_step <= step) kept.append(log, begin, end + 1 - begin);
   }
   return kept;
 }

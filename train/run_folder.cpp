@@ -1,13 +1,35 @@
 #include "train/run_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <set>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json_file.h"
 
 namespace pathattn {
 namespace fs = std::filesystem;
 using nlohmann::json;
+
+RunLock::RunLock(const fs::path& run) {
+  if (run.empty()) fail("--output is empty: name a folder for the run");
+  std::error_code error;
+  fs::create_directories(run, error);
+  if (error) fail("cannot create the folder {}: {}", run.string(), error.message());
+  folder_ = ::open(run.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const bool taken = folder_ >= 0 && ::flock(folder_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;  // some file systems have no locks at all
+  if (!taken) return;
+  ::close(folder_);
+  fail("another process is training in {}: wait for it, or choose another --output", run.string());
+}
+
+RunLock::~RunLock() {
+  if (folder_ >= 0) ::close(folder_);
+}
 
 void refuse_used_folder(const fs::path& run) {
   if (fs::exists(run) && !fs::is_directory(run)) fail("{} is a file: choose another --output", run.string());
@@ -38,11 +60,11 @@ void refuse_changed_recipe(const json& then, const json& now) {
 
 void write_record(const fs::path& run, const json& record) { write_file_atomically(run / "run.json", record.dump(2) + "\n"); }
 
-json read_record(const fs::path& run) {
+json recorded_recipe(const fs::path& run) {
   if (!fs::exists(run / "run.json")) fail("{} holds no run (there is no run.json): check --output", run.string());
-  const json record = json::parse(read_file(run / "run.json"), nullptr, false);
-  if (!record.is_object()) fail("{} is damaged: it is not a JSON object", (run / "run.json").string());
-  return record;
+  const json record = read_json_object(run / "run.json");
+  if (!record.contains("recipe")) fail("{} is damaged: it lacks the recipe; name the RECIPE to go on", (run / "run.json").string());
+  return record["recipe"];
 }
 
 }  // namespace pathattn

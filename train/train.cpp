@@ -47,9 +47,8 @@ struct Run {
   double seconds() const { return seconds_before + seconds_since(start); }
 };
 
-LanguageModel make_model(const ModelConfig& config, const TrainSettings& settings, const std::optional<Checkpoint>& checkpoint) {
+LanguageModel make_model(const ModelConfig& config, const TrainSettings& settings, at::Device device, const std::optional<Checkpoint>& checkpoint) {
   const at::ScalarType compute_type = settings.bf16 ? at::kBFloat16 : at::kFloat;
-  const at::Device device = parse_device(settings.device);
   if (!checkpoint) return LanguageModel(config, settings.seed, compute_type, device);
   LanguageModel model = load_model(checkpoint->folder, compute_type, device);
   if (!(model.config() == config))
@@ -141,18 +140,20 @@ int train_to_the_end(Run& run) {
 }  // namespace
 
 TrainResult train(Recipe recipe, const fs::path& folder, const TrainOptions& options) {
-  if (!options.resume) refuse_used_folder(folder);
   TrainSettings settings = TrainSettings::read(recipe);
   if (!options.device.empty()) settings.device = options.device;
+  const at::Device device = parse_device(settings.device);
   std::unique_ptr<Stream> data = make_training_stream(recipe, settings.batch_size, settings.tokens, settings.seed);
   const ModelConfig config = model_config_from_recipe(recipe, data->vocabulary_size());
   recipe.refuse_unread();
   std::vector<Batch> validation;
   if (settings.validate_every > 0) validation = make_validation_batches(recipe, settings.batch_size, settings.tokens, settings.validation_batches);
 
+  const RunLock lock(folder);
+  if (!options.resume) refuse_used_folder(folder);
   const std::optional<Checkpoint> checkpoint = options.resume ? newest_checkpoint(folder) : std::nullopt;
   if (checkpoint && !options.allow_changes) refuse_changed_recipe(checkpoint->trainer.at("recipe"), recipe.json());
-  LanguageModel model = make_model(config, settings, checkpoint);
+  LanguageModel model = make_model(config, settings, device, checkpoint);
   AdamW optimizer(model, settings);
   Run run{folder, recipe.json(), settings, std::move(data), std::move(validation), std::move(model), std::move(optimizer)};
   if (checkpoint) go_on_from(run, *checkpoint, options.allow_changes);
@@ -172,6 +173,6 @@ TrainResult train(Recipe recipe, const fs::path& folder, const TrainOptions& opt
   return {.step = run.step, .signal = finished ? 0 : signal};
 }
 
-Recipe recipe_of_run(const fs::path& run) { return Recipe::from_json(read_record(run).at("recipe"), (run / "run.json").string()); }
+Recipe recipe_of_run(const fs::path& run) { return Recipe::from_json(recorded_recipe(run), (run / "run.json").string()); }
 
 }  // namespace pathattn

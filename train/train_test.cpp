@@ -16,6 +16,7 @@
 #include "train/loss.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
+#include "train/run_folder.h"
 
 namespace pathattn {
 namespace {
@@ -101,6 +102,13 @@ TEST_F(Training, metrics_after_the_checkpoint_are_cut) {
   EXPECT_EQ(read_file(path), "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 2, \"validation_loss\": 1}\n{\"loss\":0.5,\"step\":3}\n");
 }
 
+TEST_F(Training, lines_that_are_no_metrics_are_cut) {
+  const fs::path path = folder_ / "metrics.jsonl";
+  write_file_atomically(path, "{\"step\": 1}\n{\"step\": \"2\"}\n[2]\n\n{\"loss\": 2}\n{\"step\": 2}\n");
+  Metrics(path, 2);
+  EXPECT_EQ(read_file(path), "{\"step\": 1}\n{\"step\": 2}\n");
+}
+
 TEST_F(Training, adamw_follows_its_definition_and_spares_norms_biases_and_gates) {
   Recipe values = recipe({{"train", {{"weight_decay", 0.5}, {"gradient_clip", 0}, {"beta1", 0.8}, {"beta2", 0.9}}}});
   const LanguageModel model(model_config_from_recipe(values, 5), 1);
@@ -140,6 +148,19 @@ TEST_F(Training, gradients_are_clipped_by_their_global_norm) {
   optimizer.add_gradients();
   EXPECT_NEAR(optimizer.clip_gradients(), 0.1 * std::sqrt(count), 1e-4);
   EXPECT_NEAR(optimizer.clip_gradients(), 0.5, 1e-5);
+}
+
+TEST_F(Training, gradients_below_the_threshold_are_left_as_they_are) {
+  for (const double threshold : {0.0, 1.0, 2.0}) {  // 0: no clipping
+    Recipe values = recipe({{"train", {{"gradient_clip", threshold}}}});
+    const LanguageModel model(model_config_from_recipe(values, 5), 1);
+    AdamW optimizer(model, TrainSettings::read(values));
+    const double norm = threshold > 0 ? 0.999 * threshold : 100;
+    for (const auto& [name, parameter] : model.named_parameters()) parameter.mutable_grad() = at::zeros_like(parameter);
+    model.named_parameters()[0].second.mutable_grad().view(-1)[0] = norm;
+    optimizer.add_gradients();
+    for (int repeat = 0; repeat < 2; ++repeat) EXPECT_FLOAT_EQ(optimizer.clip_gradients(), norm) << threshold;
+  }
 }
 
 // Rows with different numbers of counted targets, as padding leaves them.
@@ -257,6 +278,36 @@ TEST_F(Training, used_folder_is_refused_and_resume_starts_a_run) {
   EXPECT_EQ(json::parse(read_file(folder_ / "run/run.json")).at("status"), "finished");
 }
 
+TEST_F(Training, one_process_at_a_time_trains_in_a_folder) {
+  const fs::path run = folder_ / "run";
+  train(recipe(), run);
+  {
+    const RunLock other(run);
+    for (const bool resume : {false, true})
+      EXPECT_NE(error_of([&] {
+                  train(recipe({{"train", {{"steps", 14}}}}), run, {.resume = resume});
+                }).find("another process is training in"),
+                std::string::npos);
+  }
+  EXPECT_EQ(train(recipe({{"train", {{"steps", 14}}}}), run, {.resume = true}).step, 14);
+}
+
+TEST_F(Training, damaged_record_is_named) {
+  const fs::path run = folder_ / "run";
+  for (const char* damaged : {"", "{\"status\": ", "[]", "{}"}) {
+    write_file_atomically(run / "run.json", damaged);
+    EXPECT_NE(error_of([&] { recipe_of_run(run); }).find((run / "run.json").string()), std::string::npos) << damaged;
+  }
+}
+
+TEST_F(Training, files_of_others_in_a_checkpoint_do_not_matter) {
+  const fs::path run = folder_ / "run", last = run / "checkpoints/step-000012";
+  train(recipe(), run);
+  write_file_atomically(last / "notes/evaluation.json", "{}");
+  write_file_atomically(last / "evaluation.json", "{}");
+  EXPECT_EQ(newest_checkpoint(run)->folder, last);
+}
+
 TEST_F(Training, T08_damaged_checkpoints_are_passed_over) {
   const fs::path run = folder_ / "run", last = run / "checkpoints/step-000012";
   const auto newest = [&] { return newest_checkpoint(run)->folder.filename().string(); };
@@ -269,6 +320,8 @@ TEST_F(Training, T08_damaged_checkpoints_are_passed_over) {
     EXPECT_EQ(newest(), "step-000006") << "half " << name;
     write_file_atomically(last / name, "");
     EXPECT_EQ(newest(), "step-000006") << "empty " << name;
+    write_file_atomically(last / name, std::string(100'000, '['));
+    EXPECT_EQ(newest(), "step-000006") << "deep " << name;
     fs::remove(last / name);
     EXPECT_EQ(newest(), "step-000006") << "without " << name;
   }
