@@ -7,8 +7,10 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json_file.h"
 #include "cli/commands.h"
 #include "cli/model.h"
+#include "cli/standard_output.h"
 #include "data/text_windows.h"
 #include "evaluate/bits_by_position.h"
 #include "evaluate/flip_flop_error.h"
@@ -30,7 +32,7 @@ struct Arguments {
 
 // The training that made the model, if it lies in a checkpoint; an empty object otherwise.
 json read_training(const fs::path& directory) {
-  return fs::exists(directory / "trainer.json") ? json::parse(read_file(directory / "trainer.json")) : json::object();
+  return fs::exists(directory / "trainer.json") ? json(read_json_object(directory / "trainer.json")) : json::object();
 }
 
 Recipe find_recipe(const Arguments& arguments, const fs::path& directory, const json& training) {
@@ -80,7 +82,7 @@ void run(const Arguments& arguments) {
   print_table(result);
   const std::string text = result.dump(2) + "\n";
   if (arguments.output.empty())
-    std::fputs(text.c_str(), stdout);
+    write_standard_output(text);
   else
     write_file_atomically(arguments.output, text);
 }
@@ -88,16 +90,19 @@ void run(const Arguments& arguments) {
 }  // namespace
 
 void add_evaluate_command(CLI::App& app) {
+  constexpr int64_t kMost = int64_t{1} << 40;  // so that sums of positions and sizes fit
+  const CLI::Range count(int64_t{1}, kMost);
   CLI::App* command = app.add_subcommand("evaluate", "Measure a model on its task: flip-flop error, or bits per byte by position");
   auto arguments = std::make_shared<Arguments>();
   arguments->model.add_to(*command);
   command->add_option("-o,--output", arguments->output, "File for the JSON (default: stdout)");
   command->add_option("--recipe", arguments->recipe, "Where to find the data (default: the recipe the model was trained from)");
   command->add_option("--set", arguments->overrides, "Override a field of --recipe, section.field=value; may be repeated")->allow_extra_args(false);
-  command->add_option("--sequences", arguments->num_sequences, "Flip-flop: sequences of each test set (default: all)")->check(CLI::PositiveNumber);
-  command->add_option("--windows", arguments->num_windows, "Text: windows of validation text")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--sequences", arguments->num_sequences, "Flip-flop: sequences of each test set (default: all)")->check(count);
+  command->add_option("--windows", arguments->num_windows, "Text: windows of validation text")->check(count)->capture_default_str();
   command->add_option("--positions", arguments->positions, "Text: limits of the ranges of position; the last is the windows' length")
       ->delimiter(',')
+      ->check(CLI::Range(int64_t{0}, kMost))
       ->capture_default_str();
   command->footer(
       "Examples:\n"

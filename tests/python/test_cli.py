@@ -31,6 +31,7 @@ validate_every = 20
 gradient_clip = 0.5
 precision = "bf16"
 """
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 KILLS = int(os.environ.get("PATHATTN_KILLS", "12"))  # of the test T08; 200 takes minutes
 
 
@@ -91,6 +92,10 @@ def test_version_names_project_and_torch(call):
         (["evaluate", "/usr"], "config.json"),
         (["evaluate", "runs", "--precision", "fp8"], "fp8"),
         (["--threads", "0", "evaluate", "x"], "--threads"),
+        (["evaluate", "x", "--sequences", "0"], "Value 0 not in range 1 to"),
+        (["evaluate", "x", "--positions", "0,9223372036854775807"], "--positions"),
+        (["train", "{recipe}", "--output="], "--output"),
+        (["train", "{recipe}", "--output", "{run}", "--set", "a." * 60000 + "a=1"], "parts"),
     ],
 )
 def test_users_mistakes_are_one_line_and_status_2(build, recipe, tmp_path, arguments, message):
@@ -235,3 +240,35 @@ def test_evaluate_text(call, recipe, tmp_path):
     assert "--recipe" in last_line(call("evaluate", model, status=2))
     same = json.loads(call("evaluate", model, "--positions", "0,32,64,512", "--recipe", recipe, *text).stdout)
     assert same["bits_per_byte"] == values["bits_per_byte"]
+
+
+def test_two_processes_in_one_run(build, call, recipe, tmp_path):
+    run = tmp_path / "run"
+    first = subprocess.Popen([build / "pathattn", "--threads", "1", "train", recipe, "--output", run, "--set", "train.steps=100000"], stderr=subprocess.DEVNULL)
+    try:
+        wait_for_line(run / "metrics.jsonl")
+        for resume in ([], ["--resume"]):
+            assert "another process is training in" in last_line(call("train", recipe, "--output", run, *resume, status=2))
+    finally:
+        first.kill()
+        first.wait()
+    call("train", recipe, "--output", run, "--resume")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_results_that_stdout_does_not_take_are_an_error(build, call, recipe, tmp_path):
+    run = tmp_path / "run"
+    call("train", recipe, "--output", run)
+    for arguments in (["evaluate", run, "--sequences", "1"], ["generate", GOLDEN / "model_path_gate", "--prompt", "A"]):
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([build / "pathattn", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+        assert result.returncode == 2 and "standard output" in last_line(result)
+
+
+def test_a_damaged_trainer_file_is_named(call, recipe, tmp_path):
+    run = tmp_path / "run"
+    call("train", recipe, "--output", run)
+    model = run / "checkpoints/step-000060"
+    for damaged in ("", "[]", '{"recipe": '):
+        (model / "trainer.json").write_text(damaged)
+        assert "trainer.json" in last_line(call("evaluate", model, status=2))

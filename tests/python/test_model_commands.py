@@ -43,7 +43,7 @@ def test_generate_continues_and_the_seed_decides(call):
 @pytest.mark.parametrize(
     "option, value",
     [("temperature", "-1"), ("temperature", "nan"), ("temperature", "1e400"), ("temperature", "x"), ("top-p", "0"), ("top-p", "2"), ("top-k", "-1"),
-     ("max-new-tokens", "-1"), ("max-new-tokens", "1.5"), ("max-new-tokens", "9223372036854775808")],
+     ("seed", "-1"), ("seed", "18446744073709551616"), ("max-new-tokens", "-1"), ("max-new-tokens", "1.5"), ("max-new-tokens", "9223372036854775808")],
 )
 def test_S07_options_outside_their_range_are_named(call, option, value):
     result = call("generate", GOLDEN / "model_path", "--prompt", "A", f"--{option}={value}", status=2)
