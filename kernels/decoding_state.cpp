@@ -10,7 +10,7 @@ Status check(const DecodingState& state) {
   }
   if (state.key_width < 1 || state.key_width > kMaxHeadWidth) return {"the decoding state's key_width must be 1 ... 256", state.key_width};
   if (state.value_width < 1 || state.value_width > kMaxHeadWidth) return {"the decoding state's value_width must be 1 ... 256", state.value_width};
-  if (!state.carries != !state.open_keys || !state.carries != !state.open_carry) {
+  if (state.capacity > 0 && (!state.carries != !state.open_keys || !state.carries != !state.open_carry)) {
     return {"the decoding state must have all or none of carries, open_keys and open_carry"};
   }
   if (state.sequences == 0) return {};
@@ -40,7 +40,7 @@ namespace {
 
 Status check_match(const ForwardArguments& a, const DecodingState& state) {
   if (const Status status = check(a.problem, state); !status.ok()) return status;
-  if (a.problem.batch * a.problem.tokens == 0) return {};
+  if (a.problem.batch * a.problem.tokens == 0 || state.capacity == 0) return {};  // nothing to match: arrays without elements may be null
   if (!a.g.data != !state.gate_sums) return {"g must be given if and only if the decoding state has gate sums"};
   if (!a.w.data != !state.carries) return {"w and beta must be given if and only if the decoding state has carries"};
   return {};

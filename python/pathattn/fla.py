@@ -38,6 +38,8 @@ def parallel_path_attn(
 @torch.no_grad()
 def _key_cache(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     batch, tokens, heads, width = k.shape
+    if tokens == 0:
+        return torch.empty_like(k)
     sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
     state = DecodingState(sequences, tokens, q.shape[2], heads, width, v.shape[3], dtype=k.dtype, device=k.device)
     prefill(q, k, v, w, beta, state=state, cu_seqlens=cu_seqlens)

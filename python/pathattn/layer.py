@@ -115,6 +115,10 @@ class PaTHAttention(nn.Module):
         """
         if attention_mask is not None:
             raise ValueError("attention_mask is not supported: pack sequences of different lengths with cu_seqlens instead")
+        if cu_seqlens is not None and (cu_seqlens.dim() != 1 or len(cu_seqlens) == 0):
+            raise ValueError(f"cu_seqlens must be [documents + 1], got a tensor of sizes {list(cu_seqlens.shape)}")
+        if cu_seqlens is not None and cu_seqlens.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
         if cache is None:
             o_BTD, _ = self._attend(hidden_states, cu_seqlens, None)
             return o_BTD
@@ -173,6 +177,7 @@ class CausalConv(nn.Conv1d):
         ends_N = cu_seqlens[1:, None]
         rows_NT = ends_N + torch.arange(num_previous, device=x_BTC.device)
         before_NT = rows_NT - num_previous < cu_seqlens[:-1, None]
+        rows_NT = rows_NT.clamp(0, padded_BTC.shape[1] - 1)  # bounds outside of the tokens are the operator's to refuse
         return F.silu(y_BTC), padded_BTC[0][rows_NT].masked_fill(before_NT[..., None], 0)
 
 

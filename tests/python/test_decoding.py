@@ -92,6 +92,17 @@ def test_decoding_state_is_checked(arguments, message):
         pathattn.DecodingState(*arguments)
 
 
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_state_without_room_takes_no_token(gate):
+    inputs = random_inputs(1, 4, 2, 1, 16, 16, gate=gate)
+    state = new_state(inputs, 0)
+    assert pathattn.prefill(**rows(inputs, 0, 0), state=state).shape == pathattn.decode(**rows(inputs, 0, 0), state=state).shape == (1, 0, 2, 16)
+    with pytest.raises(ValueError, match="capacity, got 4"):
+        pathattn.prefill(**inputs, state=state)
+    with pytest.raises(ValueError, match="room for, got 0"):
+        pathattn.decode(**inputs, state=state)
+
+
 def test_a_damaged_state_is_refused():
     inputs = random_inputs(1, 4, 2, 1, 16, 16)
     state = new_state(inputs, 8)

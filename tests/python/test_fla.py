@@ -43,3 +43,9 @@ def test_gradients_flow_through_o_alone():
     actual = torch.autograd.grad(o.sum(), list(inputs.values()))
     expected = torch.autograd.grad(pathattn.path_attention(**inputs, gate_scaled=True).sum(), list(inputs.values()))
     assert all(torch.equal(a, b) for a, b in zip(actual, expected))
+
+
+@pytest.mark.parametrize("cu_seqlens", [None, torch.tensor([0]), torch.tensor([0, 0, 0])])
+def test_no_tokens_leave_no_keys(cu_seqlens):
+    o, k_cache = parallel_path_attn(**random_inputs(1, 0, 4, 2, 16, 8), cu_seqlens=cu_seqlens, use_cache=True)
+    assert o.shape == (1, 0, 4, 8) and k_cache.shape == (1, 0, 2, 16)

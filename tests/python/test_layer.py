@@ -63,6 +63,26 @@ def test_P16_an_attention_mask_is_refused():
 
 
 @EVERY_KIND
+@pytest.mark.parametrize(
+    "cu_seqlens, error",
+    [
+        (torch.tensor([0, 80]), ValueError),
+        (torch.tensor([0, 2**40]), ValueError),
+        (torch.tensor([0, -80, 70]), ValueError),
+        (torch.tensor([0, 50, 20, 70]), ValueError),
+        (torch.tensor([3, 70]), ValueError),
+        (torch.tensor([], dtype=torch.int64), ValueError),
+        (torch.tensor(70), ValueError),
+        (torch.tensor([[0, 70]]), ValueError),
+        (torch.tensor([0.0, 70.0]), TypeError),
+    ],
+)
+def test_K10_malformed_offsets(options, cu_seqlens, error):
+    with pytest.raises(error, match="cu_seqlens"):
+        random_layer(**options)(torch.randn(1, 70, 32, dtype=torch.float64), cu_seqlens=cu_seqlens)
+
+
+@EVERY_KIND
 @pytest.mark.parametrize("prompt", [1, 2, 3, 63])
 def test_P21_G10_prefill_and_decoding_continue_the_forward(options, prompt):
     layer, x = random_layer(**options), torch.randn(2, 70, 32, dtype=torch.float64)
