@@ -161,7 +161,7 @@ TrainResult train(Recipe recipe, const fs::path& folder, const TrainOptions& opt
     fmt::print(stderr, "{}: finished already, {} steps; raise train.steps to go on\n", folder.string(), run.step);
     return {.step = run.step};
   }
-  if (options.resume) fmt::print(stderr, "{}: starting from step {}\n", folder.string(), run.step);
+  if (options.resume) fmt::print(stderr, "{}: continuing from step {}\n", folder.string(), run.step);
 
   record(run, "running");
   const int signal = train_to_the_end(run);

@@ -39,8 +39,8 @@ def path_attention(
     Args:
         q, k, v: queries, keys and values; the module's documentation has the shapes.
         w, beta: directions and strengths of the Householder factors, both or neither (then plain causal attention). w is used as given: normalise
-            it. Results are guaranteed while ``beta * |w|^2 <= 2 + 2**-7``; beyond, they follow the formula, and
-            an overflow is a ValueError (on a CUDA device: not finite numbers in the result).
+            it. Results are guaranteed while ``0 <= beta * |w|^2 <= 2 + 2**-7``; outside for more than a few tokens it is a ValueError (a CUDA device
+            does not look: its results are then wrong or not finite).
         g: natural logarithm of the forget gate, at most 0 (PaTH-FoX).
         scale: of the scores; K ** -0.5 unless given.
         cu_seqlens: int32 or int64 [documents + 1], from 0 to T, never decreasing: packed documents, with B = 1. Nothing crosses their bounds.

@@ -97,9 +97,9 @@ def test_a_state_without_room_takes_no_token(gate):
     inputs = random_inputs(1, 4, 2, 1, 16, 16, gate=gate)
     state = new_state(inputs, 0)
     assert pathattn.prefill(**rows(inputs, 0, 0), state=state).shape == pathattn.decode(**rows(inputs, 0, 0), state=state).shape == (1, 0, 2, 16)
-    with pytest.raises(ValueError, match="capacity, got 4"):
+    with pytest.raises(ValueError, match="room for 0 tokens a sequence, the call has 4"):
         pathattn.prefill(**inputs, state=state)
-    with pytest.raises(ValueError, match="room for, got 0"):
+    with pytest.raises(ValueError, match="room for 0 tokens a sequence, the call has 4"):
         pathattn.decode(**inputs, state=state)
 
 

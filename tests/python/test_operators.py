@@ -85,22 +85,23 @@ def test_nothing_to_do(batch, tokens, cu_seqlens):
     assert all(x.grad.shape == x.shape for x in inputs.values())
 
 
-@pytest.mark.parametrize("tokens, width, norm", [(512, 64, 1.05), (64, 128, None)])
-def test_P27_overflow_is_no_silent_matter(tokens, width, norm):
+@pytest.mark.parametrize("tokens, width, norm", [(64, 64, 1.05), (512, 64, 1.05), (8, 128, None), (64, 128, None)])
+def test_P27_growing_factors_are_refused(tokens, width, norm):
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, tokens, 1, width) for _ in range(3))
     w = torch.randn(1, tokens, 1, width)
     if norm:
         w = torch.nn.functional.normalize(w[:, :1], dim=-1).expand_as(w) * norm  # the same w at every token
     beta = torch.full((1, tokens, 1), 2.0)
-    try:
-        o = pathattn.path_attention(q, k, v, w, beta)
-    except ValueError as error:
-        assert "normalise w" in str(error)
-    else:
-        assert o.isfinite().all()
-    with pytest.raises(ValueError, match=r"beta \* \|w\|\^2 must not exceed 2"):
-        pathattn.path_attention(q, k, v, 1e3 * w, beta)
+    with pytest.raises(ValueError, match=r"beta \* \|w\|\^2 must stay within 0 \.\.\. 2"):
+        pathattn.path_attention(q, k, v, w, beta)
+    with pytest.raises(ValueError, match="normalise w"):
+        pathattn.path_attention(q, k, v, w, -beta)
+    state = pathattn.DecodingState(1, tokens, 1, 1, width, width)
+    for step in (pathattn.prefill, pathattn.decode):
+        with pytest.raises(ValueError, match="normalise w"):
+            step(q, k, v, w, beta, state=state)
+    assert state.lengths.tolist() == [0]
 
 
 def test_P32_gradients_of_w_beta_g_are_full_float32():
@@ -229,11 +230,11 @@ def test_q_out_of_a_fused_projection_is_not_copied():
     d_o = torch.randn(2, 4, 70, 16).transpose(1, 2)
     copies = {"aten::copy_", "aten::clone", "aten::contiguous", "aten::to"}
 
-    def copies_in_a_step(q):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+    def copies_in_a_step(q):  # of tensors with rows of a head's width: numbers per token do not count
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True, record_shapes=True) as profile:
             o, _ = ops.path_attention(q, k, v, inputs["w"], inputs["beta"], inputs["g"])
             torch.autograd.grad(o, (q, k, v), d_o)
-        return copies & {event.name for event in profile.events()}
+        return {event.name for event in profile.events() if event.name in copies and any(shape[-1:] == [16] for shape in event.input_shapes)}
 
     assert not copies_in_a_step(q)
     assert copies_in_a_step(q.detach().repeat_interleave(2, dim=-1)[..., ::2].requires_grad_())
