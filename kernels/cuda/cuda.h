@@ -1,6 +1,6 @@
 // PaTH attention on CUDA devices from sm_80 on. docs/kernels.md explains the kernels.
-// float32, bfloat16 and float16; any widths up to kMaxHeadWidth. Bit-identical from run to run: no floating-point atomics. Memory linear in the number of
-// tokens. Calls enqueue work on `stream` and return: they neither allocate nor synchronise.
+// float32, bfloat16 and float16; any widths up to kMaxHeadWidth. Bit-identical from run to run: no floating-point atomics. Memory linear in the
+// number of tokens. Calls enqueue work on `stream` and return: they neither allocate nor synchronise.
 //
 // Every pointer is a device pointer, problem.cu_seqlens too: its values are not checked (documents that are malformed give wrong numbers inside
 // their own batch row, never an access outside it).

@@ -37,7 +37,11 @@ size_t forward_workspace_size(const ForwardArguments& arguments) {
 }
 
 size_t backward_workspace_size(const BackwardArguments& arguments) {
-  return portable::backward_workspace_size(arguments.problem, arguments.w.data, arguments.g.data);
+  const bool has_w = arguments.w.data, has_gate = arguments.g.data;
+#if PATHATTN_HOPPER
+  if (hopper::supports(arguments)) return hopper::backward_workspace_size(arguments.problem, has_w, has_gate);
+#endif
+  return portable::backward_workspace_size(arguments.problem, has_w, has_gate);
 }
 
 Status forward(const ForwardArguments& arguments, void* workspace, cudaStream_t stream) {
@@ -50,6 +54,9 @@ Status forward(const ForwardArguments& arguments, void* workspace, cudaStream_t 
 
 Status backward(const BackwardArguments& arguments, void* workspace, cudaStream_t stream) {
   if (Status status = check_on_host(arguments); !status.ok()) return status;
+#if PATHATTN_HOPPER
+  if (hopper::supports(arguments)) return hopper::backward(arguments, workspace, stream);
+#endif
   return portable::backward(arguments, workspace, stream);
 }
 

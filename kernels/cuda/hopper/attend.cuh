@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/hopper/call.cuh"
 #include "kernels/cuda/hopper/fragments.cuh"
+#include "kernels/cuda/hopper/input.cuh"
 
 namespace pathattn::cuda::hopper {
 
@@ -27,7 +28,7 @@ struct alignas(16) KeyNumbers {
 
 // Stages of one operand in a ring.
 template <int kStages>
-struct Ring {
+struct StageRing {
   uint64_t* full;
   uint64_t* empty;
   int stage = 0;
@@ -61,14 +62,14 @@ __device__ void for_each_segment(const Call& call, const Tile& tile, Visit visit
 template <int K, int V, bool kPath, bool kGated>
 struct Attend {
   using Memory = AttendMemory<K, V>;
-  using StageRing = Ring<Memory::kStages>;
-  using ItemRing = Ring<Memory::kItemStages>;
+  using DataRing = StageRing<Memory::kStages>;
+  using ItemRing = StageRing<Memory::kItemStages>;
   const Call& call;
   unsigned char* shared;
 
   __device__ uint64_t* barriers() const { return reinterpret_cast<uint64_t*>(shared + Memory::kBarriers); }
-  __device__ StageRing key_ring() const { return {barriers(), barriers() + Memory::kStages}; }
-  __device__ StageRing value_ring() const { return {barriers() + 2 * Memory::kStages, barriers() + 3 * Memory::kStages}; }
+  __device__ DataRing key_ring() const { return {barriers(), barriers() + Memory::kStages}; }
+  __device__ DataRing value_ring() const { return {barriers() + 2 * Memory::kStages, barriers() + 3 * Memory::kStages}; }
   __device__ ItemRing item_ring() const { return {barriers() + 4 * Memory::kStages, barriers() + 4 * Memory::kStages + Memory::kItemStages}; }
   __device__ KeyNumbers* numbers() const { return reinterpret_cast<KeyNumbers*>(shared + Memory::kNumbers); }
   __device__ unsigned* items() const { return reinterpret_cast<unsigned*>(shared + Memory::kItems); }
@@ -110,7 +111,7 @@ struct Attend {
   }
 
   __device__ void copy(unsigned num_items, int num_tiles) const {
-    StageRing keys = key_ring(), values = value_ring();
+    DataRing keys = key_ring(), values = value_ring();
     ItemRing ring = item_ring();
     for (unsigned i = take_item(ring); i < num_items; i = take_item(ring)) {
       const Item work = item(i, num_tiles);
@@ -154,8 +155,24 @@ struct Attend {
     }
   }
 
+  // By the four lanes that share a row of the tile.
+  __device__ void write_delta(const Unit& head, const Tile& tile, int64_t at_query, int row, const float (&out)[V / 2], int half, float by) const {
+    float sum = 0;
+    if (row < tile.count) {
+      const auto* d_out = static_cast<const uint16_t*>(call.delta_of.data) + head.b * call.delta_of.batch_stride +
+                          (tile.first() + row) * call.delta_of.token_stride + head.h * call.delta_of.head_stride + fragment_column();
+#pragma unroll
+      for (int n = 0; n < V / 8; ++n) {
+        const float2 pair = unpack_input(*reinterpret_cast<const uint32_t*>(d_out + 8 * n), call.delta_of.dtype);
+        sum = fmaf(pair.x, out[4 * n + 2 * half] * by, fmaf(pair.y, out[4 * n + 2 * half + 1] * by, sum));
+      }
+    }
+    sum = row_sum(sum);
+    if (lane_id() % 4 == 0) call.delta[at_query * kTile + row] = sum;
+  }
+
   __device__ void compute(unsigned num_items, int num_tiles) const {
-    StageRing keys = key_ring(), values = value_ring();
+    DataRing keys = key_ring(), values = value_ring();
     ItemRing ring = item_ring();
     const int warp = threadIdx.x / 32 - 4;  // 0 ... 7: rows 16 warp of the tile
     for (unsigned i = receive_item(ring); i < num_items; i = receive_item(ring)) {
@@ -312,6 +329,10 @@ struct Attend {
         const int row = 16 * warp + fragment_row() + 8 * half;
         const float total = row_sum(sum[half]);
         const float by = out_factor / total;
+        if (call.delta) {
+          write_delta(head, tile, at_query, row, out, half, by);
+          continue;
+        }
         if (row >= tile.count) continue;
         auto* at = static_cast<uint16_t*>(call.out.data) + head.b * call.out.batch_stride + (tile.first() + row) * call.out.token_stride +
                    head.h * call.out.head_stride;

@@ -34,6 +34,10 @@ struct Call {
   int64_t first_unit;  // of the units at work; grids count from 0
   int num_levels;
   float scale, gate_factor;
+  // Where delta is not null, attend writes there [query unit][max_tiles][kTile] the row sums of delta_of * o, o as it was before rounding, in place
+  // of out and lse.
+  Tensor delta_of;
+  float* delta;
   Workspace at;
 };
 

@@ -30,21 +30,21 @@ __global__ void sum_gates_of_tiles(const __grid_constant__ Call call) {
   if (r == 0) call.at.gate_before[blockIdx.y * (call.max_tiles + 1) + blockIdx.x + 1] = sums[kTile - 1];
 }
 
-// A warp a query head: gate_before as running sums over all tiles; what came before a document cancels in differences.
-__global__ void sum_gates_over_tiles(const __grid_constant__ Call call) {
-  double* before = call.at.gate_before + blockIdx.x * (call.max_tiles + 1);
-  const int num_tiles = *call.at.num_tiles;
+// A warp an array [max_tiles + 1] of sums[1 ...] of the tiles, which become running sums over all tiles; what came before a document cancels in
+// differences.
+__global__ void sum_over_tiles(double* sums, const int* num_tiles, int64_t max_tiles) {
+  double* through = sums + blockIdx.x * (max_tiles + 1);
   double carried = 0;
-  if (threadIdx.x == 0) before[0] = 0;
-  for (int first = 1; first <= num_tiles; first += 32) {
+  if (threadIdx.x == 0) through[0] = 0;
+  for (int first = 1; first <= *num_tiles; first += 32) {
     const int i = first + threadIdx.x;
-    double sum = i <= num_tiles ? before[i] : 0;
+    double sum = i <= *num_tiles ? through[i] : 0;
     for (int step = 1; step < 32; step *= 2) {
       const double earlier = __shfl_up_sync(0xffffffffu, sum, step);
       if (threadIdx.x >= step) sum += earlier;
     }
     sum += carried;
-    if (i <= num_tiles) before[i] = sum;
+    if (i <= *num_tiles) through[i] = sum;
     carried = __shfl_sync(0xffffffffu, sum, 31);
   }
 }

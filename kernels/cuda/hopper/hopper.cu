@@ -6,7 +6,9 @@
 
 #include "kernels/cuda/arena.h"
 #include "kernels/cuda/hopper/call.cuh"
+#include "kernels/cuda/hopper/gate_gradient.cuh"
 #include "kernels/cuda/hopper/gate_sums.cuh"
+#include "kernels/cuda/hopper/gradients.cuh"
 #include "kernels/cuda/hopper/stages.h"
 #include "kernels/cuda/tiles.cuh"
 
@@ -58,24 +60,94 @@ Workspace lay_out(const Sizes& sizes, int64_t units, Arena& arena) {
   return at;
 }
 
-size_t bytes(const Sizes& sizes, int64_t units) {
+struct Backward {
+  Gradients stages;
+  GateGradient gate;
+};
+
+Backward lay_out_gradients(const Sizes& sizes, int64_t units, int num_multiprocessors, Arena& arena) {
+  Backward at{};
+  const int64_t query_units = units * sizes.group, tiles = units * sizes.max_tiles, query_tiles = query_units * sizes.max_tiles;
+  const int64_t key_image = kTile * sizes.K * 2, value_image = kTile * sizes.V * 2, matrix = sizes.K * sizes.K;
+  OutputGradients& output = at.stages.output;
+  arena.take(output.images, query_tiles * value_image);
+  arena.take(output.factors, query_tiles);
+  arena.take(output.score_factors, query_tiles);
+  arena.take(output.delta, query_tiles * kTile);
+  arena.take(output.row_offsets, query_tiles * kTile);
+
+  FarGradient& far = at.stages.far;
+  far.d_out = output.images;
+  far.d_out_factors = output.factors;
+  far.score_factors = output.score_factors;
+  far.delta = output.delta;
+  far.row_offsets = output.row_offsets;
+  arena.take(far.key_order, sizes.max_tiles);
+  arena.take(far.query_order, sizes.max_tiles);
+  arena.take(far.first_segment, sizes.max_tiles);
+  arena.take(far.largest, units);
+  arena.take(far.query_steps, query_tiles);
+  arena.take(far.key_steps, query_tiles);
+  far.max_segments = sizes.path ? max_carries(sizes.max_tiles, sizes.num_levels) : 0;
+  arena.take(far.segments, query_units * far.max_segments * key_image);
+  arena.take(far.d_segments, query_units * far.max_segments * key_image);
+  arena.take(far.d_segment_factors, query_units * far.max_segments);
+  arena.take(far.d_queries, query_tiles * kTile * sizes.K);
+  arena.take(far.d_values, tiles * kTile * sizes.V);
+  for (int level = 0; level < sizes.num_levels; ++level) {
+    arena.take(far.d_keys[level], tiles * kTile * sizes.K);
+    if (sizes.path) arena.take(far.d_matrices[level], units * ((sizes.max_tiles >> (2 * level)) + 1) * matrix);
+    at.stages.carry.dkeys[level] = far.d_keys[level];
+    at.stages.carry.dmatrices[level] = far.d_matrices[level];
+  }
+
+  LocalGradients& local = at.stages.local;
+  local.d_out = output.images;
+  local.d_out_factors = output.factors;
+  local.delta = output.delta;
+  local.dqueries = far.d_queries;
+  local.dkeys = far.d_keys[0];
+  local.dvalues = far.d_values;
+  local.dmatrices = far.d_matrices[0];
+  arena.take(local.scratch, int64_t{num_multiprocessors} * kAdjointScratchBytes);
+  if (sizes.gated) {
+    arena.take(local.gate_sums, query_tiles * kTile);
+    arena.take(far.row_sums, query_tiles * kTile);
+    arena.take(far.column_sums, query_tiles * kTile);
+    at.gate.row_sums = far.row_sums;
+    at.gate.column_sums = far.column_sums;
+    at.gate.own_sums = local.gate_sums;
+    arena.take(at.gate.through, query_units * (sizes.max_tiles + 1));
+  }
+  return at;
+}
+
+// Of the current device; 0 where there is none.
+int num_multiprocessors() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  return cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess ? count : 0;
+}
+
+size_t bytes(const Sizes& sizes, int64_t units, bool backward) {
   Arena arena(nullptr);
   lay_out(sizes, units, arena);
+  if (backward) lay_out_gradients(sizes, units, num_multiprocessors(), arena);
   return arena.used();
 }
 
 // As many units at a time as the cap and a grid's second dimension allow, in groups of about one size.
-int64_t units_at_once(const Sizes& sizes) {
+int64_t units_at_once(const Sizes& sizes, bool backward) {
   constexpr int64_t kGridLimit = 65535;
   if (sizes.units == 0) return 0;
-  const int64_t one = static_cast<int64_t>(bytes(sizes, 1));
-  const int64_t most =
-      std::clamp<int64_t>(static_cast<int64_t>(kWorkspaceCap) / one, 1, std::max<int64_t>(1, std::min(sizes.units, kGridLimit / sizes.group)));
+  const int64_t one = static_cast<int64_t>(bytes(sizes, 1, backward)), cap = static_cast<int64_t>(kWorkspaceCap);
+  const int64_t most = std::clamp<int64_t>(cap / one, 1, std::max<int64_t>(1, std::min(sizes.units, kGridLimit / sizes.group)));
   const int64_t groups = (sizes.units + most - 1) / most;
   return (sizes.units + groups - 1) / groups;
 }
 
-bool aligned(const ConstView& view, int64_t bytes, int64_t element) {
+template <typename AnyView>
+bool aligned(const AnyView& view, int64_t bytes, int64_t element) {
   return reinterpret_cast<uintptr_t>(view.data) % bytes == 0 && view.batch_stride * element % bytes == 0 &&
          view.token_stride * element % bytes == 0 && view.head_stride * element % bytes == 0;
 }
@@ -90,48 +162,42 @@ Status status_of(cudaError_t error) {
   return {cudaGetErrorString(error), static_cast<int64_t>(error)};
 }
 
-cudaError_t run(const Sizes& sizes, const Call& call, int64_t units, int multiprocessors, cudaStream_t stream) {
+template <typename Function>
+Function for_widths(const Sizes& sizes, Function k64_v64, Function k64_v128, Function k128_v64, Function k128_v128) {
+  return sizes.K == 64 ? (sizes.V == 64 ? k64_v64 : k64_v128) : (sizes.V == 64 ? k128_v64 : k128_v128);
+}
+
+cudaError_t prepare(const Sizes& sizes, const Call& call, int64_t units, cudaStream_t stream) {
   if (sizes.gated) {
     const unsigned query_units = static_cast<unsigned>(units * sizes.group);
     sum_gates_of_tiles<<<dim3(static_cast<unsigned>(sizes.max_tiles), query_units), kTile, 0, stream>>>(call);
-    sum_gates_over_tiles<<<query_units, 32, 0, stream>>>(call);
+    sum_over_tiles<<<query_units, 32, 0, stream>>>(call.at.gate_before, call.at.num_tiles, call.max_tiles);
     if (cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   }
+  return for_widths(sizes, prepare_stages<64, 64>, prepare_stages<64, 128>, prepare_stages<128, 64>, prepare_stages<128, 128>)(call, units, stream);
+}
+
+cudaError_t attend(const Sizes& sizes, const Call& call, int64_t units, cudaStream_t stream) {
   if (cudaError_t error = cudaMemsetAsync(call.at.next_item, 0, sizeof(*call.at.next_item), stream); error != cudaSuccess) return error;
-  const auto stages = sizes.K == 64 ? (sizes.V == 64 ? forward_stages<64, 64> : forward_stages<64, 128>)
-                                    : (sizes.V == 64 ? forward_stages<128, 64> : forward_stages<128, 128>);
-  return stages(call, units, multiprocessors, stream);
+  return for_widths(sizes, attend_stage<64, 64>, attend_stage<64, 128>, attend_stage<128, 64>, attend_stage<128, 128>)(call, units,
+                                                                                                                       num_multiprocessors(), stream);
 }
 
-}  // namespace
+cudaError_t differentiate(const Sizes& sizes, const Call& call, const Backward& at, int64_t units, cudaStream_t stream) {
+  const auto stages = for_widths(sizes, gradient_stages<64, 64>, gradient_stages<64, 128>, gradient_stages<128, 64>, gradient_stages<128, 128>);
+  if (cudaError_t error = stages(call, at.stages, units, num_multiprocessors(), stream); error != cudaSuccess) return error;
+  if (!sizes.gated) return cudaSuccess;
+  const unsigned query_units = static_cast<unsigned>(units * sizes.group);
+  const dim3 tiles(static_cast<unsigned>(sizes.max_tiles), query_units);
+  sum_gate_gradients<<<tiles, kTile, 0, stream>>>(call, at.gate);
+  sum_over_tiles<<<query_units, 32, 0, stream>>>(at.gate.through, call.at.num_tiles, call.max_tiles);
+  write_gate_gradients<<<tiles, kTile, 0, stream>>>(call, at.gate);
+  return cudaGetLastError();
+}
 
-bool supports(const ForwardArguments& arguments) {
+template <typename Arguments>
+Call make_call(const Arguments& arguments, const Sizes& sizes) {
   const Problem& problem = arguments.problem;
-  const auto width = [](int64_t w) { return w == 64 || w == 128; };
-  if (!width(problem.key_width) || !width(problem.value_width)) return false;
-  if (problem.dtype != DType::kBFloat16 && problem.dtype != DType::kFloat16) return false;
-  const View& o = arguments.o;
-  if (!aligned(arguments.q, 16, 2) || !aligned(arguments.k, 16, 2) || !aligned(arguments.v, 16, 2) || !aligned(arguments.w, 16, 4) ||
-      !aligned({o.data, o.batch_stride, o.token_stride, o.head_stride}, 4, 2))
-    return false;
-  int device = 0, major = 0, minor = 0;
-  return cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 && minor == 0;
-}
-
-size_t forward_workspace_size(const Problem& problem, bool has_w, bool has_gate) {
-  const Sizes sizes(problem, has_w, has_gate);
-  return bytes(sizes, units_at_once(sizes));
-}
-
-Status forward(const ForwardArguments& arguments, void* workspace, cudaStream_t stream) {
-  const Problem& problem = arguments.problem;
-  const Sizes sizes(problem, arguments.w.data, arguments.g.data);
-  if (problem.tokens == 0 || sizes.units == 0) return {};
-  int device = 0, multiprocessors = 0;
-  if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return status_of(error);
-  if (cudaError_t error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device); error != cudaSuccess)
-    return status_of(error);
   Call call{};
   call.q = tensor(arguments.q, problem.dtype);
   call.k = tensor(arguments.k, problem.dtype);
@@ -147,18 +213,94 @@ Status forward(const ForwardArguments& arguments, void* workspace, cudaStream_t 
   call.num_levels = sizes.num_levels;
   call.scale = static_cast<float>(problem.scale);
   call.gate_factor = problem.gate_scaled ? call.scale : 1.f;
-  const int64_t at_once = units_at_once(sizes);
-  Arena arena(workspace);
-  call.at = lay_out(sizes, at_once, arena);
+  return call;
+}
+
+// Runs `stages` over all units, as many at a time as fit.
+template <typename Stages>
+Status for_groups(const Problem& problem, const Sizes& sizes, int64_t at_once, Call call, cudaStream_t stream, Stages stages) {
   list_tiles<kTile><<<1, kListThreads, 0, stream>>>(problem.cu_seqlens, problem.cu_seqlens ? problem.num_documents : 1, problem.tokens,
                                                     sizes.max_tiles, call.at.tiles, call.at.num_tiles);
   if (cudaError_t error = cudaGetLastError(); error != cudaSuccess) return status_of(error);
-  for (int64_t first = 0; first < sizes.units; first += at_once) {
-    call.first_unit = first;
-    if (cudaError_t error = run(sizes, call, std::min(at_once, sizes.units - first), multiprocessors, stream); error != cudaSuccess)
-      return status_of(error);
-  }
+  for (call.first_unit = 0; call.first_unit < sizes.units; call.first_unit += at_once)
+    if (cudaError_t error = stages(call, std::min(at_once, sizes.units - call.first_unit)); error != cudaSuccess) return status_of(error);
   return {};
+}
+
+bool on_hopper() {
+  int device = 0, major = 0, minor = 0;
+  return cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && major == 9 && minor == 0;
+}
+
+// The widths, the format, and the inputs that forward and backward have in common.
+template <typename Arguments>
+bool supports_inputs(const Arguments& arguments) {
+  const Problem& problem = arguments.problem;
+  const auto width = [](int64_t w) { return w == 64 || w == 128; };
+  return width(problem.key_width) && width(problem.value_width) && (problem.dtype == DType::kBFloat16 || problem.dtype == DType::kFloat16) &&
+         aligned(arguments.q, 16, 2) && aligned(arguments.k, 16, 2) && aligned(arguments.v, 16, 2) && aligned(arguments.w, 16, 4);
+}
+
+}  // namespace
+
+bool supports(const ForwardArguments& arguments) { return supports_inputs(arguments) && aligned(arguments.o, 4, 2) && on_hopper(); }
+
+bool supports(const BackwardArguments& arguments) {
+  return supports_inputs(arguments) && aligned(arguments.o, 16, 2) && aligned(arguments.d_o, 16, 2) && aligned(arguments.dq, 16, 2) &&
+         aligned(arguments.dk, 16, 2) && aligned(arguments.dv, 16, 2) && aligned(arguments.dw, 16, 4) && on_hopper();
+}
+
+size_t forward_workspace_size(const Problem& problem, bool has_w, bool has_gate) {
+  const Sizes sizes(problem, has_w, has_gate);
+  return bytes(sizes, units_at_once(sizes, false), false);
+}
+
+size_t backward_workspace_size(const Problem& problem, bool has_w, bool has_gate) {
+  const Sizes sizes(problem, has_w, has_gate);
+  return bytes(sizes, units_at_once(sizes, true), true);
+}
+
+Status forward(const ForwardArguments& arguments, void* workspace, cudaStream_t stream) {
+  const Sizes sizes(arguments.problem, arguments.w.data, arguments.g.data);
+  if (arguments.problem.tokens == 0 || sizes.units == 0) return {};
+  const int64_t at_once = units_at_once(sizes, false);
+  Call call = make_call(arguments, sizes);
+  Arena arena(workspace);
+  call.at = lay_out(sizes, at_once, arena);
+  return for_groups(arguments.problem, sizes, at_once, call, stream, [&](const Call& part, int64_t units) {
+    if (cudaError_t error = prepare(sizes, part, units, stream); error != cudaSuccess) return error;
+    return attend(sizes, part, units, stream);
+  });
+}
+
+Status backward(const BackwardArguments& arguments, void* workspace, cudaStream_t stream) {
+  const Problem& problem = arguments.problem;
+  const Sizes sizes(problem, arguments.w.data, arguments.g.data);
+  if (problem.tokens == 0 || sizes.units == 0) return {};
+  const int64_t at_once = units_at_once(sizes, true);
+  Call call = make_call(arguments, sizes);
+  Arena arena(workspace);
+  call.at = lay_out(sizes, at_once, arena);
+  Backward at = lay_out_gradients(sizes, at_once, num_multiprocessors(), arena);
+  at.stages.output.d_out = tensor(arguments.d_o, problem.dtype);
+  at.stages.output.d_lse = tensor(arguments.d_lse, DType::kFloat32);
+  at.stages.local.dq = tensor(arguments.dq, problem.dtype);
+  at.stages.local.dk = tensor(arguments.dk, problem.dtype);
+  at.stages.local.dv = tensor(arguments.dv, problem.dtype);
+  at.stages.local.dw = tensor(arguments.dw, DType::kFloat32);
+  at.stages.local.dbeta = tensor(arguments.dbeta, DType::kFloat32);
+  at.gate.dg = tensor(arguments.dg, DType::kFloat32);
+  return for_groups(problem, sizes, at_once, call, stream, [&](Call part, int64_t units) {
+    if (cudaError_t error = prepare(sizes, part, units, stream); error != cudaSuccess) return error;
+    if (sizes.gated) {  // strong gates: o's rounding, by way of delta, would outweigh small gradients
+      part.delta_of = at.stages.output.d_out;
+      part.delta = at.stages.output.delta;
+      if (cudaError_t error = attend(sizes, part, units, stream); error != cudaSuccess) return error;
+    }
+    at.stages.far.num_units = at.stages.local.num_units = static_cast<int>(units);
+    return differentiate(sizes, part, at, units, stream);
+  });
 }
 
 }  // namespace pathattn::cuda::hopper

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/hopper/block_transform.cuh"
 #include "kernels/cuda/hopper/call.cuh"
+#include "kernels/cuda/hopper/input.cuh"
 
 namespace pathattn::cuda::hopper {
 
@@ -31,11 +32,6 @@ __device__ inline float warp_max(float x) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
   return x;
-}
-
-__device__ inline float2 unpack_input(uint32_t pair, DType dtype) {
-  if (dtype == DType::kFloat16) return unpack(pair);
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 
 // 16 rows of a 16-bit tensor in a warp's registers, 16 bytes a lane: rows r of the tile, zero from `count` on.

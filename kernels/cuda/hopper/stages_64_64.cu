@@ -2,6 +2,7 @@
 
 namespace pathattn::cuda::hopper {
 
-template cudaError_t forward_stages<64, 64>(const Call&, int64_t, int, cudaStream_t);
+template cudaError_t prepare_stages<64, 64>(const Call&, int64_t, cudaStream_t);
+template cudaError_t attend_stage<64, 64>(const Call&, int64_t, int, cudaStream_t);
 
 }  // namespace pathattn::cuda::hopper

@@ -1,0 +1,7 @@
+#include "kernels/cuda/hopper/gradient_stages.cuh"
+
+namespace pathattn::cuda::hopper {
+
+template cudaError_t gradient_stages<128, 128>(const Call&, const Gradients&, int64_t, int, cudaStream_t);
+
+}  // namespace pathattn::cuda::hopper

@@ -1,0 +1,164 @@
+// Work of a warpgroup on 64 rows: products of 64 x 64 blocks of images, and their results, 2 N columns in wgmma's order as N floats a thread.
+#pragma once
+
+#include "kernels/cuda/hopper/fragments.cuh"
+#include "kernels/cuda/tensor.cuh"
+
+namespace pathattn::cuda::hopper {
+
+// The power of two that brings numbers up to `largest` into [2^13, 2^14).
+__device__ inline float gradient_factor(float largest) {
+  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
+  if (largest == 0 || exponent > 127) return 1.f;
+  return __uint_as_float(static_cast<uint32_t>(max(exponent - 13, -110) + 127) << 23);
+}
+
+inline constexpr int kBlockBytes = kBlock * 128;  // rows of a block in a panel
+
+// The 64 x 64 block (i, j) of an image whose panels have 128 rows.
+__device__ inline unsigned char* block(unsigned char* image, int i, int j) { return image + j * kPanelBytes + i * kBlockBytes; }
+
+// d [64, 2 N] += A B over 64 of k, operands 64 x 64 blocks of images; B of 128 columns goes on in the next rows (kTransposeB 0) or panel (1).
+template <int kTransposeA, int kTransposeB, int N>
+__device__ void multiply(float (&d)[N], const unsigned char* a, const unsigned char* b) {
+  const uint64_t left = descriptor(a), right = descriptor(b, kPanelBytes);
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    wgmma<kTransposeA, kTransposeB>(d, advance(left, k * (kTransposeA ? 2048 : 32)), advance(right, k * (kTransposeB ? 2048 : 32)), true);
+}
+// d += what `issue` multiplies into it. A condition on the warpgroup stands around a call, never inside: products wait where control flow splits.
+template <int N, typename Issue>
+__device__ void accumulate(float (&d)[N], Issue issue) {
+  hold(d);
+  wgmma_fence();
+  issue(d);
+  wgmma_commit();
+  wgmma_wait<0>();
+  hold(d);
+}
+template <int N>
+__device__ void scale(float (&d)[N], float factor) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) d[i] *= factor;
+}
+// total += factor * d
+template <int N>
+__device__ void add_scaled(float (&total)[N], float factor, const float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) total[i] = fmaf(factor, d[i], total[i]);
+}
+template <int N, typename Issue>
+__device__ void set_product(float (&total)[N], float factor, Issue issue) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) total[i] = 0;
+  accumulate(total, issue);
+  scale(total, factor);
+}
+template <int N, typename Issue>
+__device__ void add_product(float (&total)[N], float factor, Issue issue) {
+  float d[N];
+  set_product(d, 1.f, issue);
+  add_scaled(total, factor, d);
+}
+template <int N>
+__device__ void zero(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) d[i] = 0;
+}
+template <int N>
+__device__ float largest_of(const float (&d)[N]) {
+  float most = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) most = fmaxf(most, fabsf(d[i]));
+  return most;
+}
+
+// This lane's first row and column of d's 64 rows: float i is of row own_row() + 8 (i / 2 % 2), column fragment_column() + 8 (i / 4) + i % 2.
+__device__ inline int own_row() { return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + fragment_row(); }
+// visit(row of the block, column, x, y) for neighbouring columns.
+template <int N, typename Visit>
+__device__ void for_pairs(float (&d)[N], Visit visit) {
+  const int row = own_row();
+#pragma unroll
+  for (int i = 0; i < N; i += 2) visit(row + i / 2 % 2 * 8, i / 4 * 8 + fragment_column(), d[i], d[i + 1]);
+}
+// The pair at a place of this lane's, as for_pairs names it.
+__device__ inline void store_own(unsigned char* image, int row, int column, uint32_t pair, int panel_rows = kTile) {
+  store_pair(image, row - fragment_row(), column - fragment_column(), pair, panel_rows);
+}
+__device__ inline uint32_t load_own(const unsigned char* image, int row, int column) {
+  return load_pair(image, row - fragment_row(), column - fragment_column());
+}
+// Rows of block `i` of an image: d * by rounded; factor * stored.
+template <int N>
+__device__ void store_block(unsigned char* image, int i, float (&d)[N], float by) {
+  for_pairs(d, [&](int r, int c, float x, float y) { store_own(image, kBlock * i + r, c, pack(x * by, y * by)); });
+}
+template <int N>
+__device__ void load_block(float (&d)[N], const unsigned char* image, int i, float factor) {
+  for_pairs(d, [&](int r, int c, float& x, float& y) {
+    const float2 pair = unpack(load_own(image, kBlock * i + r, c));
+    x = factor * pair.x, y = factor * pair.y;
+  });
+}
+// Rows of block `i` of float32 rows, up to `count` of the tile's.
+template <int N>
+__device__ void add_rows(float (&d)[N], const float* rows, int i, int count) {
+  const int row = kBlock * i + own_row();
+  const float* at = rows + row * (2 * N) + fragment_column();
+#pragma unroll
+  for (int j = 0; j < N; j += 2) {
+    const int half = j / 2 % 2;
+    if (row + 8 * half >= count) continue;
+    const float2 pair = *reinterpret_cast<const float2*>(at + half * (8 * 2 * N) + j / 4 * 8);
+    d[j] += pair.x, d[j + 1] += pair.y;
+  }
+}
+template <int N>
+__device__ void set_rows(float (&d)[N], float* rows, int i) {
+  float* at = rows + (kBlock * i + own_row()) * (2 * N) + fragment_column();
+#pragma unroll
+  for (int j = 0; j < N; j += 2) __stcg(reinterpret_cast<float2*>(at + j / 2 % 2 * (8 * 2 * N) + j / 4 * 8), make_float2(d[j], d[j + 1]));
+}
+// Block (i, j) of rows of `width` float32, up to `count` of the tile's.
+__device__ inline void add_block(float (&d)[32], const float* rows, int i, int j, int width, int count) {
+  const int row = kBlock * i + own_row();
+  const float* from = rows + row * width + kBlock * j + fragment_column();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (row + 8 * half >= count) break;
+#pragma unroll
+    for (int e = 2 * half; e < 32; e += 4) {
+      const float2 pair = *reinterpret_cast<const float2*>(from + half * 8 * width + e / 4 * 8);
+      d[e] += pair.x, d[e + 1] += pair.y;
+    }
+  }
+}
+// Up to `count` rows of a block to a tensor of float32 or of 16 bits, from element `first` on.
+template <bool kFloat32>
+__device__ void write_block(const Tensor& tensor, int64_t first, const float (&d)[32], int count) {
+  const int64_t at = first + own_row() * tensor.token_stride + fragment_column();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (own_row() + 8 * half >= count) break;
+    const int64_t at_row = at + 8 * half * tensor.token_stride;
+#pragma unroll
+    for (int e = 2 * half; e < 32; e += 4) {
+      if constexpr (kFloat32) {
+        __stcg(reinterpret_cast<float2*>(static_cast<float*>(tensor.data) + at_row + e / 4 * 8), make_float2(d[e], d[e + 1]));
+      } else {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(d[e], d[e + 1]);
+        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(tensor.data) + at_row + e / 4 * 8) =
+            tensor.dtype == DType::kFloat16 ? pack(d[e], d[e + 1]) : reinterpret_cast<const uint32_t&>(pair);
+      }
+    }
+  }
+}
+// Numbers times a power of two as pairs of float16, in the order of A in registers.
+template <int N>
+__device__ void round_to(uint32_t (&pairs)[N], const float (&d)[2 * N], float by) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) pairs[i] = pack(d[2 * i] * by, d[2 * i + 1] * by);
+}
+
+}  // namespace pathattn::cuda::hopper
