@@ -1,10 +1,10 @@
-# pathattn_test(<name> SOURCES ... LIBRARIES ... [LABELS ...] [LONG ...] [LONG_WITH_THREADS ...])
+# pathattn_test(<name> SOURCES ... LIBRARIES ... [SHARDS <n>] [LABELS ...] [LONG ...] [LONG_WITH_THREADS ...])
 # A GoogleTest program, registered with CTest under the labels (default: cpu). LONG: patterns of cases that are left out under sanitizers, where they
-# would take many minutes; LONG_WITH_THREADS: those left out under the thread sanitizer besides.
+# would take many minutes; LONG_WITH_THREADS: those left out under the thread sanitizer besides. SHARDS: processes that share the cases.
 # Each run leaves its counts in test-results/<name>.xml of the build folder; scripts/run_tests.py adds them up.
 find_package(GTest REQUIRED)
 function(pathattn_test name)
-  cmake_parse_arguments(TEST "" "" "SOURCES;LIBRARIES;LABELS;LONG;LONG_WITH_THREADS" ${ARGN})
+  cmake_parse_arguments(TEST "" "SHARDS" "SOURCES;LIBRARIES;LABELS;LONG;LONG_WITH_THREADS" ${ARGN})
   if(NOT TEST_LABELS)
     set(TEST_LABELS cpu)
   endif()
@@ -20,8 +20,19 @@ function(pathattn_test name)
     list(JOIN TEST_LONG ":" patterns)
     set(filter "--gtest_filter=-${patterns}")
   endif()
-  add_test(NAME ${name} COMMAND ${name} --gtest_brief=1 ${filter})
-  set_tests_properties(${name} PROPERTIES LABELS "${TEST_LABELS}")
-  # passive: programs run side by side, and a thread that waits by spinning would slow the others.
-  set_property(TEST ${name} PROPERTY ENVIRONMENT GTEST_OUTPUT=xml:${CMAKE_BINARY_DIR}/test-results/${name}.xml OMP_WAIT_POLICY=passive)
+  if(NOT TEST_SHARDS)
+    set(TEST_SHARDS 1)
+  endif()
+  foreach(shard RANGE 1 ${TEST_SHARDS})
+    set(test ${name})
+    if(TEST_SHARDS GREATER 1)
+      set(test ${name}_${shard})
+    endif()
+    math(EXPR index "${shard} - 1")
+    add_test(NAME ${test} COMMAND ${name} --gtest_brief=1 ${filter})
+    set_tests_properties(${test} PROPERTIES LABELS "${TEST_LABELS}")
+    # passive: programs run side by side, and a thread that waits by spinning would slow the others.
+    set_property(TEST ${test} PROPERTY ENVIRONMENT GTEST_OUTPUT=xml:${CMAKE_BINARY_DIR}/test-results/${test}.xml OMP_WAIT_POLICY=passive
+                                                   GTEST_TOTAL_SHARDS=${TEST_SHARDS} GTEST_SHARD_INDEX=${index})
+  endforeach()
 endfunction()
