@@ -7,6 +7,7 @@
 #include "base/safetensors.h"
 #include "kernels/tests/cases.h"
 #include "kernels/tests/decoding.h"
+#include "kernels/tests/stick_breaking_backend.h"
 
 namespace pathattn::test {
 namespace {
@@ -39,7 +40,7 @@ class Golden : public testing::TestWithParam<const char*> {
                 .value_width = v.width,
                 .dtype = DType::kBFloat16,
                 .scale = std::stod(file_.metadata().at("scale")),
-                .gate_scaled = file_.metadata().at("gate_convention") == "scaled"};
+                .gate_scaled = has("g") && file_.metadata().at("gate_convention") == "scaled"};
     if (has("cu_seqlens")) {
       const SafetensorsEntry& entry = file_.at("cu_seqlens");
       in.cu_seqlens.resize(entry.shape[0]);
@@ -61,7 +62,7 @@ class Golden : public testing::TestWithParam<const char*> {
       EXPECT_LE(relative_error(got, want), std::max(bound, want.dtype() == DType::kFloat64 ? 1e-12 : 1e-7)) << name;
     };
     expect("o", out.o, format.o);
-    expect("lse", out.lse, format.o);
+    expect(has("rem") ? "rem" : "lse", out.lse, format.o);  // what is left of a stick stands in the place of lse
     expect("dq", out.dq, format.dqkv);
     expect("dk", out.dk, format.dqkv);
     expect("dv", out.dv, format.dqkv);
@@ -92,6 +93,14 @@ TEST_P(Golden, cpu_carried_keys) {
         << "document " << n;
   }
 }
+
+class GoldenStickBreaking : public Golden {};
+TEST_P(GoldenStickBreaking, reference) { expect_golden(stick_breaking_reference(), DType::kFloat64); }
+TEST_P(GoldenStickBreaking, cpu_f64) { expect_golden(stick_breaking_cpu(2), DType::kFloat64); }
+TEST_P(GoldenStickBreaking, cpu_f32) { expect_golden(stick_breaking_cpu(2), DType::kFloat32); }
+TEST_P(GoldenStickBreaking, cpu_bf16) { expect_golden(stick_breaking_cpu(2), DType::kBFloat16); }
+
+INSTANTIATE_TEST_SUITE_P(Files, GoldenStickBreaking, testing::Values("op_stickbreaking"), [](const auto& info) { return std::string(info.param); });
 
 INSTANTIATE_TEST_SUITE_P(Files, Golden,
                          testing::Values("op_path_mha", "op_path_gqa_k64_v32", "op_path_gate_unscaled", "op_path_gate_scaled",
