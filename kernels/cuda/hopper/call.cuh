@@ -25,6 +25,10 @@ struct Workspace {
   float2* gate_prefix;  // [query unit][max_tiles][kTile] sum from the tile's start to the token, as two floats
   float* gate_suffix;   // [query unit][max_tiles][kTile] sum after the token to the tile's end
   double* gate_before;  // [query unit][max_tiles + 1] sum up to the tile's start, from the first document on
+  // In backward, of a tile's two blocks of 64 tokens; images with the tile's factors. Null in forward.
+  unsigned char* block_queries;   // [query unit][max_tiles] 64 rows: queries of block 1, where it has tokens, carried to its start
+  unsigned char* block_keys;      // [unit][max_tiles] 64 rows: keys of block 0 carried to its end
+  unsigned char* block_matrices;  // [unit][max_tiles][2] G of each block
 };
 
 struct Call {

@@ -31,7 +31,7 @@ struct Sizes {
         gated(has_gate) {}
 };
 
-Workspace lay_out(const Sizes& sizes, int64_t units, Arena& arena) {
+Workspace lay_out(const Sizes& sizes, int64_t units, bool backward, Arena& arena) {
   Workspace at{};
   const int64_t query_units = units * sizes.group, tiles = units * sizes.max_tiles, query_tiles = query_units * sizes.max_tiles;
   const int64_t key_image = kTile * sizes.K * 2, value_image = kTile * sizes.V * 2, matrix = sizes.K * sizes.K * 2;
@@ -50,12 +50,19 @@ Workspace lay_out(const Sizes& sizes, int64_t units, Arena& arena) {
   arena.take(at.value_factors, tiles);
   arena.take(at.queries, query_tiles * key_image);
   arena.take(at.query_factors, query_tiles);
-  arena.take(at.local_out, query_tiles * kTile * sizes.V / 2);
-  arena.take(at.local_lse, query_tiles * kTile);
+  if (!backward || sizes.gated) {
+    arena.take(at.local_out, query_tiles * kTile * sizes.V / 2);
+    arena.take(at.local_lse, query_tiles * kTile);
+  }
   if (sizes.gated) {
     arena.take(at.gate_prefix, query_tiles * kTile);
     arena.take(at.gate_suffix, query_tiles * kTile);
     arena.take(at.gate_before, query_units * (sizes.max_tiles + 1));
+  }
+  if (backward) {
+    arena.take(at.block_queries, query_tiles * (key_image / 2));
+    arena.take(at.block_keys, tiles * (key_image / 2));
+    if (sizes.path) arena.take(at.block_matrices, tiles * 2 * matrix);
   }
   return at;
 }
@@ -131,7 +138,7 @@ int num_multiprocessors() {
 
 size_t bytes(const Sizes& sizes, int64_t units, bool backward) {
   Arena arena(nullptr);
-  lay_out(sizes, units, arena);
+  lay_out(sizes, units, backward, arena);
   if (backward) lay_out_gradients(sizes, units, num_multiprocessors(), arena);
   return arena.used();
 }
@@ -267,7 +274,7 @@ Status forward(const ForwardArguments& arguments, void* workspace, cudaStream_t 
   const int64_t at_once = units_at_once(sizes, false);
   Call call = make_call(arguments, sizes);
   Arena arena(workspace);
-  call.at = lay_out(sizes, at_once, arena);
+  call.at = lay_out(sizes, at_once, false, arena);
   return for_groups(arguments.problem, sizes, at_once, call, stream, [&](const Call& part, int64_t units) {
     if (cudaError_t error = prepare(sizes, part, units, stream); error != cudaSuccess) return error;
     return attend(sizes, part, units, stream);
@@ -281,7 +288,7 @@ Status backward(const BackwardArguments& arguments, void* workspace, cudaStream_
   const int64_t at_once = units_at_once(sizes, true);
   Call call = make_call(arguments, sizes);
   Arena arena(workspace);
-  call.at = lay_out(sizes, at_once, arena);
+  call.at = lay_out(sizes, at_once, true, arena);
   Backward at = lay_out_gradients(sizes, at_once, num_multiprocessors(), arena);
   at.stages.output.d_out = tensor(arguments.d_o, problem.dtype);
   at.stages.output.d_lse = tensor(arguments.d_lse, DType::kFloat32);

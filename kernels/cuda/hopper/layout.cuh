@@ -28,6 +28,8 @@ inline constexpr int kPanelBytes = kTile * 128;
 template <int D>
 inline constexpr int kImageBytes = D / 64 * kPanelBytes;  // a tile's rows
 template <int D>
+inline constexpr int kHalfImageBytes = kImageBytes<D> / 2;  // a block's, in panels of 64 rows
+template <int D>
 inline constexpr int kMatrixBytes = D / 64 * D * 128;  // a [D, D] matrix: D / 64 panels of [D rows][64 columns]
 
 // Byte of element (row, column) in an image whose panels have `panel_rows` rows.

@@ -1,5 +1,6 @@
 // The first stage, a CTA a tile and key head: the UT transform of the tile's two blocks, keys carried to the tile's end, G of the tile, and for each
-// query head the attention inside the tile and the queries carried to the tile's start. Products by mma, in warps of 16 rows.
+// query head the attention inside the tile and the queries carried to the tile's start. Products by mma, in warps of 16 rows. Backward wants what
+// lies between the two blocks as well, and the attention only to have it before rounding, with a gate.
 #pragma once
 
 #include "kernels/cuda/hopper/block_transform.cuh"
@@ -125,9 +126,10 @@ struct LocalRows {
   float largest[2], sum[2];  // base-2 scores' maximum, sum of exp2(score - maximum); of rows fragment_row() and + 8
 };
 
-template <int K, int V, bool kPath>
+template <int K, int V, bool kPath, bool kGated, bool kBackward>
 struct Local {
   using Memory = LocalMemory<K, V>;
+  static constexpr bool kAttends = !kBackward || kGated;
   const Call& call;
   const Tile& tile;
   unsigned char* shared;
@@ -150,6 +152,13 @@ struct Local {
 #pragma unroll
       for (int p = 0; p < K / 8; ++p) rows.q[p / 2][p % 2 * 2 + half] = r < tile.count ? *reinterpret_cast<const uint32_t*>(at + 8 * p) : 0;
     }
+  }
+
+  __device__ void store_queries(unsigned char* image, const LocalRows<K, V>& rows, int first_row, int panel_rows) const {
+#pragma unroll
+    for (int p = 0; p < K / 16; ++p)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) store_pair(image, first_row + i % 2 * 8, 16 * p + i / 2 * 8, rows.q[p][i], panel_rows);
   }
 
   // From W and K in shared memory: -U, -X, and in place of K the keys carried to their block's end.
@@ -261,8 +270,8 @@ struct Local {
     }
   }
 
-  // G = I - W^T U over both blocks, W of block 0 carried through block 1.
-  __device__ void store_matrix(unsigned char* matrix) const {
+  // G = I - W^T U over the tokens from `first` to before `last`; over both blocks, W of block 0 is that carried through block 1.
+  __device__ void store_matrix(unsigned char* matrix, int first, int last) const {
     constexpr int kColumns = K == 128 ? 64 : 32;  // at a time; at K = 64 warps 4-7 take the second half
     const int r = 16 * (warp % (K / 16)), first_column = K == 128 ? 0 : warp / 4 * kColumns;
 #pragma unroll 1
@@ -273,9 +282,9 @@ struct Local {
 #pragma unroll
         for (int i = 0; i < 4; ++i) d[n][i] = r + fragment_row() + i / 2 * 8 == column + 8 * n + fragment_column() + i % 2;
 #pragma unroll 2
-      for (int k = 0; k < kTile; k += 16) {
+      for (int k = first; k < last; k += 16) {
         uint32_t a[4];
-        if (k < kBlock)
+        if (k < kBlock && last == kTile)
           load_a_transposed(a, address(Memory::kCarriedW), r, k, kBlock);
         else
           load_a_transposed(a, address(Memory::kW), r, k);
@@ -285,33 +294,11 @@ struct Local {
     }
   }
 
-  // Rows meet the keys of a block, their own or block 0 from block 1, and are carried to its start.
-  __device__ void attend(LocalRows<K, V>& rows, int other, float score_factor, int64_t gate_slot) const {
+  // The softmax of scores with a block, and its values.
+  __device__ void add_values(LocalRows<K, V>& rows, float (&s)[8][4], int other, float score_factor, int64_t gate_slot) const {
     const bool own = other == block;
     const int in_block = row % kBlock, first = other * kBlock;
-    float s[8][4];
-    clear(s);
-#pragma unroll
-    for (int k = 0; k < K; k += 16) multiply_a_columns(s, rows.q[k / 16], address(Memory::kKeys), k, first);
-    uint32_t r[4][4];  // q W^T, 16 tokens of the block an entry
-    if constexpr (kPath) {
-#pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        float d[2][4];
-        clear(d);
-#pragma unroll
-        for (int k = 0; k < K; k += 16) multiply_a_columns(d, rows.q[k / 16], address(Memory::kW), k, first + 16 * p);
-        round_to_a(r[p], d, 0);
-        if (own && 16 * p >= in_block) {
-          uint32_t above[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) above[i] = negated(16 * p > in_block ? r[p][i] : r[p][i] & ~up_to_diagonal(i));
-          multiply_a_rows(s, above, address(x_panel()), 16 * p, 0, kBlock);
-        }
-      }
-    }
-
-    const float2* prefix = call.at.gate_prefix ? call.at.gate_prefix + gate_slot : nullptr;
+    const float2* prefix = call.at.gate_prefix + gate_slot;
     float largest[2] = {rows.largest[0], rows.largest[1]};
 #pragma unroll
     for (int n = 0; n < 8; ++n)
@@ -319,7 +306,7 @@ struct Local {
       for (int i = 0; i < 4; ++i) {
         const int r = row + fragment_row() + i / 2 * 8, c = first + 8 * n + fragment_column() + i % 2;
         s[n][i] *= score_factor;
-        if (prefix) s[n][i] += (prefix[r].x - prefix[c].x) + (prefix[r].y - prefix[c].y);
+        if constexpr (kGated) s[n][i] += (prefix[r].x - prefix[c].x) + (prefix[r].y - prefix[c].y);
         if (own && c > r) s[n][i] = -INFINITY;
         largest[i / 2] = fmaxf(largest[i / 2], s[n][i]);
       }
@@ -349,6 +336,37 @@ struct Local {
       round_to_a(a, s, k);
       multiply_a_rows(rows.out, a, address(Memory::kValues), first + 16 * k, 0);
     }
+  }
+
+  // Rows meet the keys of a block, their own or block 0 from block 1, and are carried to its start.
+  __device__ void attend(LocalRows<K, V>& rows, int other, float score_factor, int64_t gate_slot) const {
+    const bool own = other == block;
+    const int in_block = row % kBlock, first = other * kBlock;
+    float s[8][4];
+    if constexpr (kAttends) {
+      clear(s);
+#pragma unroll
+      for (int k = 0; k < K; k += 16) multiply_a_columns(s, rows.q[k / 16], address(Memory::kKeys), k, first);
+    }
+    uint32_t r[4][4];  // q W^T, 16 tokens of the block an entry
+    if constexpr (kPath) {
+#pragma unroll
+      for (int p = 0; p < 4; ++p) {
+        float d[2][4];
+        clear(d);
+#pragma unroll
+        for (int k = 0; k < K; k += 16) multiply_a_columns(d, rows.q[k / 16], address(Memory::kW), k, first + 16 * p);
+        round_to_a(r[p], d, 0);
+        if (kAttends && own && 16 * p >= in_block) {
+          uint32_t above[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) above[i] = negated(16 * p > in_block ? r[p][i] : r[p][i] & ~up_to_diagonal(i));
+          multiply_a_rows(s, above, address(x_panel()), 16 * p, 0, kBlock);
+        }
+      }
+    }
+
+    if constexpr (kAttends) add_values(rows, s, other, score_factor, gate_slot);
     if constexpr (kPath) {
       float carried[K / 8][4];
 #pragma unroll
@@ -368,7 +386,7 @@ struct Local {
   }
 };
 
-template <int K, int V, bool kPath>
+template <int K, int V, bool kPath, bool kGated, bool kBackward>
 __global__ void __launch_bounds__(kLocalThreads, K == 64 && V == 64 ? 2 : 1) attend_locally(const __grid_constant__ Call call, int num_units) {
   extern __shared__ __align__(1024) unsigned char shared[];
   using Memory = LocalMemory<K, V>;
@@ -376,7 +394,7 @@ __global__ void __launch_bounds__(kLocalThreads, K == 64 && V == 64 ? 2 : 1) att
   if (tile_slot >= *call.at.num_tiles) return;
   const Tile tile = call.at.tiles[tile_slot];
   const Unit unit = key_unit(call, blockIdx.x % num_units);
-  const Local<K, V, kPath> local(call, tile, shared);
+  const Local<K, V, kPath, kGated, kBackward> local(call, tile, shared);
   const int64_t at = slot(call, unit.local, tile_slot);
   const bool is_last = tile.index + 1 == tile.num_tiles;  // then nobody meets its keys
   float* const maxima = reinterpret_cast<float*>(shared + Memory::kMaxima);
@@ -428,7 +446,18 @@ __global__ void __launch_bounds__(kLocalThreads, K == 64 && V == 64 ? 2 : 1) att
     if constexpr (kPath) {
       local.carry_block_0(keys);
       __syncthreads();
-      local.store_matrix(call.at.matrices[0] + matrix_slot(call, unit.local, tile_slot, 0) * kMatrixBytes<K>);
+      local.store_matrix(call.at.matrices[0] + matrix_slot(call, unit.local, tile_slot, 0) * kMatrixBytes<K>, 0, kTile);
+    }
+  }
+  if constexpr (kBackward) {
+    constexpr int kPanelChunks = kBlock * 8;
+    unsigned char* keys = call.at.block_keys + at * kHalfImageBytes<K>;
+    for (int i = threadIdx.x; i < K / 64 * kPanelChunks; i += kLocalThreads)
+      reinterpret_cast<uint4*>(keys)[i] =
+          *reinterpret_cast<const uint4*>(shared + Memory::kKeys + i / kPanelChunks * kPanelBytes + i % kPanelChunks * 16);
+    if constexpr (kPath) {
+      for (int block = 0; block < 2; ++block)
+        local.store_matrix(call.at.block_matrices + (2 * at + block) * kMatrixBytes<K>, block * kBlock, (block + 1) * kBlock);
     }
   }
 
@@ -455,19 +484,22 @@ __global__ void __launch_bounds__(kLocalThreads, K == 64 && V == 64 ? 2 : 1) att
         const float2 pair = unpack_input(rows.q[p][i], call.q.dtype);
         rows.q[p][i] = pack(pair.x * by, pair.y * by);
       }
-    clear(rows.out);
-    rows.sum[0] = rows.sum[1] = 0;
-    rows.largest[0] = rows.largest[1] = -INFINITY;
+    if constexpr (Local<K, V, kPath, kGated, kBackward>::kAttends) {
+      clear(rows.out);
+      rows.sum[0] = rows.sum[1] = 0;
+      rows.largest[0] = rows.largest[1] = -INFINITY;
+    }
     const float score_factor = kLog2E * call.scale * query_factor * key_factor;
     const int64_t gate_slot = at_query * kTile;
 #pragma unroll 1
-    for (int other = local.block; other >= 0; --other) local.attend(rows, other, score_factor, gate_slot);
-
-    unsigned char* queries = call.at.queries + at_query * kImageBytes<K>;
-#pragma unroll
-    for (int p = 0; p < K / 16; ++p)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) store_pair(queries, local.row + i % 2 * 8, 16 * p + i / 2 * 8, rows.q[p][i]);
+    for (int other = local.block; other >= 0; --other) {
+      local.attend(rows, other, score_factor, gate_slot);
+      if (kBackward && other == 1 && tile.count > kBlock)
+        local.store_queries(call.at.block_queries + at_query * kHalfImageBytes<K>, rows, local.row - kBlock, kBlock);
+    }
+    local.store_queries(call.at.queries + at_query * kImageBytes<K>, rows, local.row, kTile);
+    if (threadIdx.x == 0) call.at.query_factors[at_query] = query_factor;
+    if constexpr (!Local<K, V, kPath, kGated, kBackward>::kAttends) continue;
     uint32_t* out = call.at.local_out + (at_query * 8 + local.warp) * (V / 8 * 64) + lane_id();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -476,7 +508,6 @@ __global__ void __launch_bounds__(kLocalThreads, K == 64 && V == 64 ? 2 : 1) att
       for (int n = 0; n < V / 8; ++n) out[n * 64 + half * 32] = pack(rows.out[n][2 * half] * by_sum, rows.out[n][2 * half + 1] * by_sum);
       if (lane_id() % 4 == 0) call.at.local_lse[gate_slot + local.row + fragment_row() + 8 * half] = rows.largest[half] + log2f(sum);
     }
-    if (threadIdx.x == 0) call.at.query_factors[at_query] = query_factor;
   }
 }
 

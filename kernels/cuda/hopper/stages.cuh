@@ -9,12 +9,19 @@
 
 namespace pathattn::cuda::hopper {
 
+template <int K, int V, bool kPath>
+auto local_kernel(bool has_gate, bool backward) {
+  return has_gate ? (backward ? attend_locally<K, V, kPath, true, true> : attend_locally<K, V, kPath, true, false>)
+                  : (backward ? attend_locally<K, V, kPath, false, true> : attend_locally<K, V, kPath, false, false>);
+}
+
 template <int K, int V>
 cudaError_t prepare_stages(const Call& call, int64_t num_units, cudaStream_t stream) {
   Launcher launcher(stream);
   const dim3 tiles(static_cast<unsigned>(call.max_tiles), static_cast<unsigned>(num_units));
-  launcher.launch(call.w.data ? attend_locally<K, V, true> : attend_locally<K, V, false>, dim3(tiles.x * tiles.y), kLocalThreads,
-                  LocalMemory<K, V>::kTotal, call, static_cast<int>(num_units));
+  const bool backward = call.at.block_keys;
+  const auto kernel = call.w.data ? local_kernel<K, V, true>(call.g.data, backward) : local_kernel<K, V, false>(call.g.data, backward);
+  launcher.launch(kernel, dim3(tiles.x * tiles.y), kLocalThreads, LocalMemory<K, V>::kTotal, call, static_cast<int>(num_units));
   for (int level = 0; level + 1 < call.num_levels; ++level) {
     launcher.launch(multiply_matrices<K>, tiles, 2 * K, (kRadix - 1) * kMatrixBytes<K>, call, level);
     launcher.launch(carry_keys<K>, tiles, kCarryThreads, kMatrixBytes<K> + kImageBytes<K>, call, level);
