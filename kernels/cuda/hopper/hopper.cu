@@ -147,8 +147,9 @@ size_t bytes(const Sizes& sizes, int64_t units, bool backward) {
 int64_t units_at_once(const Sizes& sizes, bool backward) {
   constexpr int64_t kGridLimit = 65535;
   if (sizes.units == 0) return 0;
-  const int64_t one = static_cast<int64_t>(bytes(sizes, 1, backward)), cap = static_cast<int64_t>(kWorkspaceCap);
-  const int64_t most = std::clamp<int64_t>(cap / one, 1, std::max<int64_t>(1, std::min(sizes.units, kGridLimit / sizes.group)));
+  const int64_t of_all = static_cast<int64_t>(bytes(sizes, 0, backward)), one = static_cast<int64_t>(bytes(sizes, 1, backward)) - of_all;
+  const int64_t most = std::clamp<int64_t>((static_cast<int64_t>(kWorkspaceCap) - of_all) / one, 1,
+                                           std::max<int64_t>(1, std::min(sizes.units, kGridLimit / sizes.group)));
   const int64_t groups = (sizes.units + most - 1) / most;
   return (sizes.units + groups - 1) / groups;
 }
