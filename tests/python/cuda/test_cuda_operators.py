@@ -86,18 +86,33 @@ def test_two_streams_at_once():
         assert all(equal(a.values(), e.values()) for a, e in zip(actual, expected))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices: with one, a missing device guard cannot show")
 def test_F10_another_device_than_the_current_one():
-    inputs, d_o = on_device(random_inputs(1, 300, 4, 2, 64, 64, dtype=torch.float32)), torch.randn(1, 300, 4, 64, device="cuda")
-    expected = results_and_gradients(inputs, d_o)
+    """Without the guard a launch on a stream of cuda:1 fails while cuda:0 is current, and one on the default stream waits behind cuda:0's work."""
+    inputs, d_o = on_device(random_inputs(1, 600, 4, 2, 64, 64, dtype=torch.float32)), torch.randn(1, 600, 4, 64, device="cuda")
+
+    def run(inputs, d_o):
+        state = new_state(inputs, 700)
+        prefilled = pathattn.prefill(**inputs, state=state)
+        decoded = pathattn.decode(**rows(inputs, 0, 3), state=state)
+        return [*results_and_gradients(inputs, d_o).values(), prefilled, decoded, state.carried_keys(603)]
+
+    expected = [x.to("cuda:1") for x in run(inputs, d_o)]
     inputs, d_o = {name: x.to("cuda:1") for name, x in inputs.items()}, d_o.to("cuda:1")
-    for stream in (torch.cuda.default_stream("cuda:1"), torch.cuda.Stream("cuda:1")):
-        stream.wait_stream(torch.cuda.current_stream("cuda:1"))
+    with torch.cuda.device(1):
+        run(inputs, d_o)
+    for stream in (torch.cuda.Stream("cuda:1"), torch.cuda.default_stream("cuda:1")):
+        for device in range(2):
+            torch.cuda.synchronize(device)
+        torch.cuda._sleep(2_000_000_000)  # cycles: a second of cuda:0's time
+        slept = torch.cuda.Event()
+        slept.record()
         with torch.cuda.stream(stream), torch.cuda.device(0):
-            actual = results_and_gradients(inputs, d_o)
+            actual = run(inputs, d_o)
             assert torch.cuda.current_device() == 0
-        stream.synchronize()
-        assert equal([x.cuda(0) for x in actual.values()], expected.values())
+        torch.cuda.synchronize(1)
+        assert equal(actual, expected)
+        assert not slept.query()  # or the line before would have proven nothing
     with pytest.raises(ValueError, match="k must be on cuda:1, got a tensor on cuda:0"):
         attend(**inputs | {"k": inputs["k"].cuda(0)})
 
