@@ -67,9 +67,12 @@ class Program:
             self.process.wait()
             results.failures.append((f"{self.name} did not end in time", what_matters(self.log)))
             return
+        num_before = results.passed + results.skipped
         num_failed = results.add_cases(self.xml, self.name)
-        if num_failed is None or (status != 0 and num_failed == 0) or sanitizer_findings(self.log):
-            results.failures.append((f"{self.name} ended with status {status}", what_matters(self.log)))
+        nothing_ran = num_failed == 0 and results.passed + results.skipped == num_before
+        if num_failed is None or (status != 0 and num_failed == 0) or nothing_ran or sanitizer_findings(self.log):
+            what = "ran no case" if nothing_ran else f"ended with status {status}"
+            results.failures.append((f"{self.name} {what}", what_matters(self.log)))
 
 
 def sanitizer_findings(log):
