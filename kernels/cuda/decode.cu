@@ -1,5 +1,6 @@
 #include "kernels/cuda/decode.h"
 
+#include "kernels/cuda/arguments.cuh"
 #include "kernels/cuda/call.cuh"
 
 namespace pathattn::cuda {
@@ -283,10 +284,6 @@ __global__ void carry_keys(StateCall call, int64_t tokens, Tensor out) {
   for (int c = lane(); c < K; c += 32) out.set(head.n, at, head.h, c, row[c]);
 }
 
-Tensor tensor(const ConstView& view, DType dtype) {
-  return {const_cast<void*>(view.data), view.batch_stride, view.token_stride, view.head_stride, dtype};
-}
-
 Tensor pages(void* data, const DecodingState& state, int64_t width) {
   return {data, state.key_heads * state.capacity * width, width, state.capacity * width, state.dtype};
 }
@@ -314,11 +311,6 @@ Status check_on_host(DecodingState state) {
   return check(state);
 }
 
-Status status_of(cudaError_t error) {
-  if (error == cudaSuccess) return {};
-  return {cudaGetErrorString(error), static_cast<int64_t>(error)};
-}
-
 Status run(const ForwardArguments& a, const DecodingState& state, bool fills, cudaStream_t stream) {
   if (Status status = check_on_host(state); !status.ok()) return status;
   if (state.sequences == 0 || state.capacity == 0 || (a.problem.tokens == 0 && !fills)) return {};
@@ -330,7 +322,7 @@ Status run(const ForwardArguments& a, const DecodingState& state, bool fills, cu
   call.w = tensor(a.w, DType::kFloat32);
   call.beta = tensor(a.beta, DType::kFloat32);
   call.g = tensor(a.g, DType::kFloat32);
-  call.out = {a.o.data, a.o.batch_stride, a.o.token_stride, a.o.head_stride, dtype};
+  call.out = tensor(a.o, dtype);
   call.cu_seqlens = a.problem.cu_seqlens;
   call.tokens = a.problem.tokens;
   call.scale = static_cast<float>(a.problem.scale);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/arena.h"
+#include "kernels/cuda/arguments.cuh"
 #include "kernels/cuda/portable.h"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/stages.h"
@@ -86,16 +87,6 @@ int64_t units_at_once(const Sizes& sizes, bool backward) {
   const int64_t one = static_cast<int64_t>(bytes(sizes, 1, backward));
   return std::clamp<int64_t>(static_cast<int64_t>(portable::kWorkspaceCap) / one, 1,
                              std::max<int64_t>(1, std::min(sizes.units, kGridLimit / sizes.group)));
-}
-
-Tensor tensor(const ConstView& view, DType dtype) {
-  return {const_cast<void*>(view.data), view.batch_stride, view.token_stride, view.head_stride, dtype};
-}
-Tensor tensor(const View& view, DType dtype) { return {view.data, view.batch_stride, view.token_stride, view.head_stride, dtype}; }
-
-Status status_of(cudaError_t error) {
-  if (error == cudaSuccess) return {};
-  return {cudaGetErrorString(error), static_cast<int64_t>(error)};
 }
 
 Call make_call(const Problem& problem, const Sizes& sizes) {

@@ -11,6 +11,8 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/portable.h"
+#include "kernels/cuda/stick_breaking.h"
+#include "kernels/tests/stick_breaking_backend.h"
 
 namespace pathattn::test {
 namespace {
@@ -154,6 +156,17 @@ Backend portable_cuda_backend() {
   return backend("cuda portable", {[](const ForwardArguments& a) { return portable_size(cuda::portable::forward_workspace_size, a); },
                                    [](const BackwardArguments& a) { return portable_size(cuda::portable::backward_workspace_size, a); },
                                    cuda::portable::forward, cuda::portable::backward});
+}
+
+Backend stick_breaking_cuda_backend() {
+  return backend("cuda", {[](const ForwardArguments& a) { return cuda::stick_breaking_forward_workspace_size(a.problem); },
+                          [](const BackwardArguments& a) { return cuda::stick_breaking_backward_workspace_size(a.problem); },
+                          [](const ForwardArguments& a, void* workspace, cudaStream_t stream) {
+                            return cuda::stick_breaking_forward(stick_breaking_arguments(a), workspace, stream);
+                          },
+                          [](const BackwardArguments& a, void* workspace, cudaStream_t stream) {
+                            return cuda::stick_breaking_backward(stick_breaking_arguments(a), workspace, stream);
+                          }});
 }
 
 }  // namespace pathattn::test

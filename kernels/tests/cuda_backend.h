@@ -8,5 +8,6 @@ namespace pathattn::test {
 bool has_cuda_device();
 Backend cuda_backend();  // whichever path takes the arguments
 Backend portable_cuda_backend();
+Backend stick_breaking_cuda_backend();  // kernels/tests/stick_breaking_backend.h says what stands for what
 
 }  // namespace pathattn::test

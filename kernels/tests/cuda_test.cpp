@@ -5,14 +5,15 @@
 
 #include "kernels/tests/cuda_backend.h"
 #include "kernels/tests/expectations.h"
+#include "kernels/tests/stick_breaking_backend.h"
 
 namespace pathattn::test {
 namespace {
 
-// The table in the formats that CUDA devices take, each case with another format too where it has bfloat16.
-std::vector<Case> device_cases() {
+// A table in the formats that CUDA devices take, each case with another format too where it has bfloat16.
+std::vector<Case> device_cases(const std::vector<Case>& table) {
   std::vector<Case> chosen;
-  for (const Case& c : cases()) {
+  for (const Case& c : table) {
     if (c.dtype == DType::kFloat64) continue;
     chosen.push_back(c);
     if (c.dtype != DType::kBFloat16) continue;
@@ -37,12 +38,12 @@ Tolerance hopper_tolerance(const Case& c) {
   return bound;
 }
 
-void expect_case(const Case& c, const Backend& backend, const Tolerance& bound) {
+void expect_case(const Case& c, const Backend& backend, Outputs (*expect)(const Inputs&), const Tolerance& bound) {
   if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
   const Inputs in = make_inputs(c);
   Outputs got = forward(backend, in, c.layout);
   backward(backend, in, got, c.layout);
-  const Outputs want = expected(in);
+  const Outputs want = expect(in);
   expect_forward(got, want, bound);
   expect_gradients(got, want, bound);
   Outputs again = forward(backend, in, c.layout);
@@ -50,9 +51,18 @@ void expect_case(const Case& c, const Backend& backend, const Tolerance& bound) 
   EXPECT_TRUE(same_bits(again, got)) << "other bits on another run";
 }
 
+Outputs path_expected(const Inputs& in) { return expected(in); }
+
 class PortablePath : public testing::TestWithParam<Case> {};
-TEST_P(PortablePath, values_gradients_and_bits) { expect_case(GetParam(), portable_cuda_backend(), device_tolerance(GetParam())); }
-INSTANTIATE_TEST_SUITE_P(Table, PortablePath, testing::ValuesIn(device_cases()), [](const auto& info) { return info.param.name; });
+TEST_P(PortablePath, values_gradients_and_bits) { expect_case(GetParam(), portable_cuda_backend(), path_expected, device_tolerance(GetParam())); }
+INSTANTIATE_TEST_SUITE_P(Table, PortablePath, testing::ValuesIn(device_cases(cases())), [](const auto& info) { return info.param.name; });
+
+class StickBreaking : public testing::TestWithParam<Case> {};
+TEST_P(StickBreaking, values_gradients_and_bits) {
+  expect_case(GetParam(), stick_breaking_cuda_backend(), stick_breaking_expected, device_tolerance(GetParam()));
+}
+INSTANTIATE_TEST_SUITE_P(Table, StickBreaking, testing::ValuesIn(device_cases(stick_breaking_cases())),
+                         [](const auto& info) { return info.param.name; });
 
 // The table's cases of widths that the Hopper path is for, each once in its two formats; on other devices they go the portable way.
 std::vector<Case> hopper_cases() {
@@ -75,7 +85,7 @@ std::vector<Case> hopper_cases() {
 }
 
 class HopperPath : public testing::TestWithParam<Case> {};
-TEST_P(HopperPath, values_gradients_and_bits) { expect_case(GetParam(), cuda_backend(), hopper_tolerance(GetParam())); }
+TEST_P(HopperPath, values_gradients_and_bits) { expect_case(GetParam(), cuda_backend(), path_expected, hopper_tolerance(GetParam())); }
 INSTANTIATE_TEST_SUITE_P(Table, HopperPath, testing::ValuesIn(hopper_cases()), [](const auto& info) { return info.param.name; });
 
 // Several levels of nodes: too long for the reference, so against the portable path in float32 on the same numbers.
