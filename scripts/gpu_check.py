@@ -83,7 +83,7 @@ def sanitizer_findings(log):
         if place:
             kernel = re.sub(r"\((int|bool)\)|pathattn::|cuda::|hopper::|\(anonymous namespace\)::|void ", "", place["kernel"]).split("(")[0]
             what = place["what"].strip()
-            finding = f"{what or heading} at {kernel} {place['address']} {place['source'] or ''}"
+            finding = f"{what or heading} at {kernel} {place['address']} {place['source'] or ''}".rstrip()
             if "between" in what:  # of a race: the accesses that follow are the other half
                 first = finding
             else:
