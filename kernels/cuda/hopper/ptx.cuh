@@ -39,6 +39,11 @@ __device__ inline void copy_bulk(void* shared, const void* global, uint32_t byte
                : "memory");
 }
 
+// `bytes` of global memory to the second-level cache, 16-byte aligned.
+__device__ inline void prefetch_bulk(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 // `bytes` from shared to global memory, both 16-byte aligned, in the calling thread's bulk group; shared memory may be written again once read.
 __device__ inline void store_bulk(void* global, const void* shared, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)), "r"(bytes) : "memory");
