@@ -75,6 +75,12 @@ Problem problem_of(const Inputs& in, const at::Tensor& offsets) {
 
 at::ScalarType compute_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
+Inputs stick_breaking_inputs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::optional<double> scale,
+                             const OptionalTensor& cu_seqlens) {
+  static const OptionalTensor none;
+  return {q, k, v, none, none, none, scale, cu_seqlens, false};
+}
+
 // Half is for CUDA devices, double for the others; tensors without memory may stand for either.
 void check_kernel_type(const char* what, at::ScalarType dtype, at::Device device) {
   const bool anywhere = dtype == at::kFloat || dtype == at::kBFloat16;
@@ -180,6 +186,13 @@ void check_results(const Inputs& in, const at::Tensor& o, const at::Tensor& lse,
   if (given(d_lse)) check_tensor("d_lse", *d_lse, "[B, T, HQ]", lse_sizes, compute_type(dtype), device);
 }
 
+void check_stick_breaking_gradients(const Inputs& in, const at::Tensor& d_o, const OptionalTensor& d_rest) {
+  const auto batch = in.q.sym_size(0), tokens = in.q.sym_size(1), query_heads = in.q.sym_size(2);
+  check_tensor("d_o", d_o, "[B, T, HQ, V]", {batch, tokens, query_heads, in.v.sym_size(3)}, in.q.scalar_type(), in.q.device());
+  if (!given(d_rest)) return;
+  check_tensor("d_rest", *d_rest, "[B, T, HQ]", {batch, tokens, query_heads}, compute_type(in.q.scalar_type()), in.q.device());
+}
+
 void check_tokens(const State& state, const c10::SymInt& tokens) {
   TORCH_CHECK_VALUE(tokens >= 0 && tokens <= state.keys.sym_size(2), "tokens must be 0 ... the decoding state's capacity (", state.keys.sym_size(2),
                     "), got ", tokens);
@@ -273,6 +286,21 @@ BackwardArguments BackwardTensors::arguments(const KernelInputs& in) const {
           in.w.defined() ? view(dw) : none,
           in.w.defined() ? view(dbeta) : none,
           in.g.defined() ? view(dg) : none};
+}
+
+StickBreakingForwardArguments stick_breaking_arguments(const KernelInputs& in, const at::Tensor& o, const at::Tensor& rest) {
+  return {in.problem, const_view(in.q), const_view(in.k), const_view(in.v), view(o), view(rest)};
+}
+
+StickBreakingBackwardTensors::StickBreakingBackwardTensors(const Inputs& in, const at::Tensor& d_o_, const OptionalTensor& d_rest_)
+    : d_o(with_contiguous_last(d_o_)),
+      d_rest(d_rest_.value_or(at::Tensor())),
+      dq(new_gradient(in, in.q)),
+      dk(new_gradient(in, in.k)),
+      dv(new_gradient(in, in.v)) {}
+
+StickBreakingBackwardArguments StickBreakingBackwardTensors::arguments(const KernelInputs& in) const {
+  return {in.problem, const_view(in.q), const_view(in.k), const_view(in.v), const_view(d_o), const_view(d_rest), view(dq), view(dk), view(dv)};
 }
 
 void check_status(const Status& status) { TORCH_CHECK_VALUE(status.ok(), status.message, ", got ", status.value); }

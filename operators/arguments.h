@@ -8,6 +8,7 @@
 
 #include "kernels/decoding_state.h"
 #include "kernels/problem.h"
+#include "kernels/stick_breaking.h"
 
 namespace pathattn::operators {
 
@@ -22,6 +23,10 @@ struct Inputs {
   const OptionalTensor& cu_seqlens;
   bool gate_scaled;
 };
+
+// What stick_breaking_attention and its backward take; stick_breaking.h has the shapes.
+Inputs stick_breaking_inputs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::optional<double> scale,
+                             const OptionalTensor& cu_seqlens);
 
 // A decoding state's tensors; kernels/decoding_state.h has the shapes. Not to outlive the tensors.
 struct State {
@@ -40,13 +45,14 @@ void check_inputs(const Inputs& inputs);
 void check_state(const State& state);
 void check_state(const State& state, const Inputs& inputs);
 void check_results(const Inputs& inputs, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o, const OptionalTensor& d_lse);
+void check_stick_breaking_gradients(const Inputs& inputs, const at::Tensor& d_o, const OptionalTensor& d_rest);
 // Refuses malformed documents as far as the host can see: the values of offsets on the CPU, of those on a device only how many there are.
 void check_documents(const Inputs& inputs);
 void check_tokens(const State& state, const c10::SymInt& tokens);
 
 // Contiguous outputs for checked inputs, not initialised.
 at::Tensor new_o(const Inputs& inputs);                                      // [B, T, HQ, V] like q
-at::Tensor new_lse(const Inputs& inputs);                                    // [B, T, HQ]
+at::Tensor new_lse(const Inputs& inputs);                                    // [B, T, HQ]; rest too
 at::Tensor new_gradient(const Inputs& inputs, const OptionalTensor& input);  // like input; [0] if not given
 at::Tensor new_carried_keys(const State& state, const c10::SymInt& tokens);  // [sequences, tokens, H, K] in the compute type
 
@@ -72,6 +78,17 @@ struct BackwardTensors {
 
   at::Tensor o, lse, d_o, d_lse;
   at::Tensor dq, dk, dv, dw, dbeta, dg;
+};
+
+StickBreakingForwardArguments stick_breaking_arguments(const KernelInputs& inputs, const at::Tensor& o, const at::Tensor& rest);
+
+// The same for stick_breaking_attention_backward.
+struct StickBreakingBackwardTensors {
+  StickBreakingBackwardTensors(const Inputs& inputs, const at::Tensor& d_o, const OptionalTensor& d_rest);
+  StickBreakingBackwardArguments arguments(const KernelInputs& inputs) const;
+
+  at::Tensor d_o, d_rest;
+  at::Tensor dq, dk, dv;
 };
 
 void check_status(const Status& status);  // turns a kernel's refusal into an error that quotes the value

@@ -1,4 +1,5 @@
-// Derivatives of the operators: path_attention has one, path_attention_backward refuses a second, decoding has none.
+// Derivatives of the operators: the attentions have one, their backwards refuse a second, decoding has none.
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -79,6 +80,68 @@ Gradients path_attention_backward(const at::Tensor& q, const at::Tensor& k, cons
   return {results[0], results[1], results[2], results[3], results[4], results[5]};
 }
 
+using StickBreakingGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // of q, k, v
+
+StickBreakingGradients call_stick_breaking_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& d_o,
+                                                    const OptionalTensor& d_rest, std::optional<double> scale, const OptionalTensor& cu_seqlens) {
+  static const auto op = dispatched<StickBreakingBackwardSignature>("pathattn::stick_breaking_attention_backward");
+  return op.call(q, k, v, d_o, d_rest, scale, cu_seqlens);
+}
+
+class StickBreaking : public torch::autograd::Function<StickBreaking> {
+ public:
+  static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::optional<double> scale,
+                               const OptionalTensor& cu_seqlens) {
+    static const auto op = dispatched<StickBreakingSignature>("pathattn::stick_breaking_attention");
+    at::AutoDispatchBelowADInplaceOrView below;
+    auto [o, rest] = op.call(q, k, v, scale, cu_seqlens);
+    context->set_materialize_grads(false);
+    context->save_for_backward({q, k, v, cu_seqlens.value_or(at::Tensor())});
+    context->saved_data["scale"] = scale;
+    return {o, rest};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    variable_list result(5);  // one for each argument of forward
+    if (!gradients[0].defined() && !gradients[1].defined()) return result;
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
+    const auto optional = [](const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; };
+    const at::Tensor d_o =
+        gradients[0].defined() ? gradients[0] : at::zeros_symint({q.sym_size(0), q.sym_size(1), q.sym_size(2), v.sym_size(3)}, q.options());
+    std::tie(result[0], result[1], result[2]) =
+        call_stick_breaking_backward(q, k, v, d_o, optional(gradients[1]), context->saved_data["scale"].toOptional<double>(), optional(saved[3]));
+    return result;
+  }
+};
+
+class StickBreakingBackward : public torch::autograd::Function<StickBreakingBackward> {
+ public:
+  static variable_list forward(AutogradContext*, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& d_o,
+                               const OptionalTensor& d_rest, std::optional<double> scale, const OptionalTensor& cu_seqlens) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    auto [dq, dk, dv] = call_stick_breaking_backward(q, k, v, d_o, d_rest, scale, cu_seqlens);
+    return {dq, dk, dv};
+  }
+
+  static variable_list backward(AutogradContext*, const variable_list&) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "pathattn::stick_breaking_attention can be differentiated once: its gradients have no derivative");
+  }
+};
+
+std::tuple<at::Tensor, at::Tensor> stick_breaking_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                            std::optional<double> scale, const OptionalTensor& cu_seqlens) {
+  const variable_list results = StickBreaking::apply(q, k, v, scale, cu_seqlens);
+  return {results[0], results[1]};
+}
+
+StickBreakingGradients stick_breaking_attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& d_o,
+                                                         const OptionalTensor& d_rest, std::optional<double> scale,
+                                                         const OptionalTensor& cu_seqlens) {
+  const variable_list results = StickBreakingBackward::apply(q, k, v, d_o, d_rest, scale, cu_seqlens);
+  return {results[0], results[1], results[2]};
+}
+
 // For operators without a derivative: refuses inputs that want one, rather than cutting the graph silently.
 void refuse_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (at::GradMode::is_enabled()) {
@@ -96,6 +159,8 @@ void refuse_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
 TORCH_LIBRARY_IMPL(pathattn, Autograd, m) {
   m.impl("path_attention", path_attention);
   m.impl("path_attention_backward", path_attention_backward);
+  m.impl("stick_breaking_attention", stick_breaking_attention);
+  m.impl("stick_breaking_attention_backward", stick_breaking_attention_backward);
   for (const char* name : {"prefill", "decode", "carried_keys"}) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
 }
 

@@ -9,6 +9,7 @@
 #include <atomic>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/stick_breaking.h"
 #include "operators/arguments.h"
 
 namespace pathattn::operators {
@@ -43,8 +44,8 @@ void check_growth(const KernelInputs& in) {
   double in_tile = growth.slice(1, 0, kTile).amax().item<double>();
   if (growth.size(1) > kTile) in_tile = std::max(in_tile, (growth.slice(1, kTile) - growth.slice(1, 0, -kTile)).amax().item<double>());
   TORCH_CHECK_VALUE(!(in_tile > kMostInTile || growth.amax().item<double>() > kMostInAll),
-                    "beta * |w|^2 must stay within 0 ... 2 but for a few tokens (normalise w), got values from ", strength.amin().item<double>(), " to ",
-                    strength.amax().item<double>());
+                    "beta * |w|^2 must stay within 0 ... 2 but for a few tokens (normalise w), got values from ", strength.amin().item<double>(),
+                    " to ", strength.amax().item<double>());
 }
 
 void check_lengths(const DecodingState& state) {
@@ -143,6 +144,36 @@ at::Tensor carried_keys(const at::Tensor& keys, const at::Tensor& values, const 
   return out;
 }
 
+std::tuple<at::Tensor, at::Tensor> stick_breaking_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                            std::optional<double> scale, const OptionalTensor& cu_seqlens) {
+  const Inputs inputs = stick_breaking_inputs(q, k, v, scale, cu_seqlens);
+  check_inputs(inputs);
+  const KernelInputs in(inputs);
+  const at::Tensor o = new_o(inputs), rest = new_lse(inputs);
+  const StickBreakingForwardArguments arguments = stick_breaking_arguments(in, o, rest);
+  check_status(check(arguments));  // before anything is measured by cu_seqlens
+  const int workers = available_workers();
+  run(workers, cpu::stick_breaking_forward_workspace_size(in.problem, workers),
+      [&](void* workspace, const Executor& executor) { return cpu::stick_breaking_forward(arguments, workspace, executor); });
+  return {o, rest};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> stick_breaking_attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                                                 const at::Tensor& d_o, const OptionalTensor& d_rest,
+                                                                                 std::optional<double> scale, const OptionalTensor& cu_seqlens) {
+  const Inputs inputs = stick_breaking_inputs(q, k, v, scale, cu_seqlens);
+  check_inputs(inputs);
+  check_stick_breaking_gradients(inputs, d_o, d_rest);
+  const KernelInputs in(inputs);
+  const StickBreakingBackwardTensors tensors(inputs, d_o, d_rest);
+  const StickBreakingBackwardArguments arguments = tensors.arguments(in);
+  check_status(check(arguments));  // before anything is measured by cu_seqlens
+  const int workers = available_workers();
+  run(workers, cpu::stick_breaking_backward_workspace_size(in.problem, workers),
+      [&](void* workspace, const Executor& executor) { return cpu::stick_breaking_backward(arguments, workspace, executor); });
+  return {tensors.dq, tensors.dk, tensors.dv};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(pathattn, CPU, m) {
@@ -151,6 +182,8 @@ TORCH_LIBRARY_IMPL(pathattn, CPU, m) {
   m.impl("prefill", prefill);
   m.impl("decode", decode);
   m.impl("carried_keys", carried_keys);
+  m.impl("stick_breaking_attention", stick_breaking_attention);
+  m.impl("stick_breaking_attention_backward", stick_breaking_attention_backward);
 }
 
 }  // namespace pathattn::operators

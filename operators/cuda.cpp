@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/decode.h"
+#include "kernels/cuda/stick_breaking.h"
 #include "operators/arguments.h"
 
 namespace pathattn::operators {
@@ -40,8 +41,7 @@ std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at:
   const KernelInputs in(inputs, offsets_on_device(inputs));
   const at::Tensor o = new_o(inputs), lse = new_lse(inputs);
   const ForwardArguments arguments = forward_arguments(in, o, lse);
-  run(in, cuda::forward_workspace_size(arguments),
-      [&](void* workspace, cudaStream_t stream) { return cuda::forward(arguments, workspace, stream); });
+  run(in, cuda::forward_workspace_size(arguments), [&](void* workspace, cudaStream_t stream) { return cuda::forward(arguments, workspace, stream); });
   return {o, lse};
 }
 
@@ -110,6 +110,36 @@ at::Tensor carried_keys(const at::Tensor& keys, const at::Tensor& values, const 
   return out;
 }
 
+std::tuple<at::Tensor, at::Tensor> stick_breaking_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                            std::optional<double> scale, const OptionalTensor& cu_seqlens) {
+  const Inputs inputs = stick_breaking_inputs(q, k, v, scale, cu_seqlens);
+  check_inputs(inputs);
+  check_documents(inputs);
+  const c10::cuda::CUDAGuard guard(q.device());
+  const KernelInputs in(inputs, offsets_on_device(inputs));
+  const at::Tensor o = new_o(inputs), rest = new_lse(inputs);
+  const StickBreakingForwardArguments arguments = stick_breaking_arguments(in, o, rest);
+  run(in, cuda::stick_breaking_forward_workspace_size(in.problem),
+      [&](void* workspace, cudaStream_t stream) { return cuda::stick_breaking_forward(arguments, workspace, stream); });
+  return {o, rest};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> stick_breaking_attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                                                 const at::Tensor& d_o, const OptionalTensor& d_rest,
+                                                                                 std::optional<double> scale, const OptionalTensor& cu_seqlens) {
+  const Inputs inputs = stick_breaking_inputs(q, k, v, scale, cu_seqlens);
+  check_inputs(inputs);
+  check_stick_breaking_gradients(inputs, d_o, d_rest);
+  check_documents(inputs);
+  const c10::cuda::CUDAGuard guard(q.device());
+  const KernelInputs in(inputs, offsets_on_device(inputs));
+  const StickBreakingBackwardTensors tensors(inputs, d_o, d_rest);
+  const StickBreakingBackwardArguments arguments = tensors.arguments(in);
+  run(in, cuda::stick_breaking_backward_workspace_size(in.problem),
+      [&](void* workspace, cudaStream_t stream) { return cuda::stick_breaking_backward(arguments, workspace, stream); });
+  return {tensors.dq, tensors.dk, tensors.dv};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(pathattn, CUDA, m) {
@@ -118,6 +148,8 @@ TORCH_LIBRARY_IMPL(pathattn, CUDA, m) {
   m.impl("prefill", prefill);
   m.impl("decode", decode);
   m.impl("carried_keys", carried_keys);
+  m.impl("stick_breaking_attention", stick_breaking_attention);
+  m.impl("stick_breaking_attention_backward", stick_breaking_attention_backward);
 }
 
 }  // namespace pathattn::operators

@@ -53,6 +53,22 @@ at::Tensor carried_keys(const at::Tensor& keys, const at::Tensor& values, const 
   return new_carried_keys(state, tokens);
 }
 
+std::tuple<at::Tensor, at::Tensor> stick_breaking_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                            std::optional<double> scale, const OptionalTensor& cu_seqlens) {
+  const Inputs inputs = stick_breaking_inputs(q, k, v, scale, cu_seqlens);
+  check_inputs(inputs);
+  return {new_o(inputs), new_lse(inputs)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> stick_breaking_attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                                                 const at::Tensor& d_o, const OptionalTensor& d_rest,
+                                                                                 std::optional<double> scale, const OptionalTensor& cu_seqlens) {
+  const Inputs inputs = stick_breaking_inputs(q, k, v, scale, cu_seqlens);
+  check_inputs(inputs);
+  check_stick_breaking_gradients(inputs, d_o, d_rest);
+  return {new_gradient(inputs, q), new_gradient(inputs, k), new_gradient(inputs, v)};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(pathattn, Meta, m) {
@@ -61,6 +77,8 @@ TORCH_LIBRARY_IMPL(pathattn, Meta, m) {
   m.impl("prefill", prefill);
   m.impl("decode", decode);
   m.impl("carried_keys", carried_keys);
+  m.impl("stick_breaking_attention", stick_breaking_attention);
+  m.impl("stick_breaking_attention_backward", stick_breaking_attention_backward);
 }
 
 }  // namespace pathattn::operators

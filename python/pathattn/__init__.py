@@ -10,5 +10,6 @@ from . import _library  # noqa: F401  loads the operators, so it comes first
 from . import fla
 from .attention import DecodingState, decode, path_attention, prefill
 from .layer import LayerCache, PaTHAttention
+from .stick_breaking import stick_breaking_attention
 
-__all__ = ["DecodingState", "LayerCache", "PaTHAttention", "decode", "fla", "path_attention", "prefill"]
+__all__ = ["DecodingState", "LayerCache", "PaTHAttention", "decode", "fla", "path_attention", "prefill", "stick_breaking_attention"]

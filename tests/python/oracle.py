@@ -77,6 +77,25 @@ def path_attention(q, k, v, w=None, beta=None, g=None, *, scale=None, cu_seqlens
     return torch.stack(o, dim=1), torch.stack(lse, dim=1)
 
 
+def stick_breaking_attention(q, k, v, *, scale=None, cu_seqlens=None):
+    """(o, rest) in float64: every weight as a share of what the newer keys left."""
+    if cu_seqlens is not None:
+        bounds = cu_seqlens.tolist()
+        parts = [stick_breaking_attention(*(x[:, a:b] for x in (q, k, v)), scale=scale) for a, b in zip(bounds, bounds[1:]) if a < b]
+        return tuple(torch.cat(part, dim=1) for part in zip(*parts))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    q, (k, v) = q.double(), (x.double().repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
+    o, rests = [], []
+    for t in range(q.shape[1]):
+        share = torch.sigmoid(scale * (k[:, :t] * q[:, t : t + 1]).sum(-1))
+        left = (1 - share).flip(1).cumprod(1).flip(1)  # by a key and the newer ones
+        ones = share.new_ones(q.shape[0], 1, q.shape[2])
+        weights = share * torch.cat([left, ones], dim=1)[:, 1:]
+        o.append((weights.unsqueeze(-1) * v[:, :t]).sum(1))
+        rests.append(torch.cat([left, ones], dim=1)[:, 0])
+    return torch.stack(o, dim=1), torch.stack(rests, dim=1)
+
+
 def gradients(function, inputs, d_o, d_lse=None):
     """Gradients of sum(o * d_o) (+ sum(lse * d_lse)) by name; `function` returns (o, lse)."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
