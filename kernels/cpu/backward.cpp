@@ -35,12 +35,11 @@ class BackwardWork {
         return nodes;
       case Phase::kPairs:
         return has_w_ ? (nodes - now.distance) * blocks_per_node(now.level) : ceil_div(unit.tokens, kPlainBlock) - now.distance;
-      case Phase::kMoved:
+      case Phase::kBetween:
+      case Phase::kBetweenBack:
         return nodes - now.distance;
       case Phase::kPullBack:
         return nodes;
-      case Phase::kBetween:
-      case Phase::kBetweenBack:
       case Phase::kGroups:
         return ceil_div(nodes, kFan);
       case Phase::kTiles:
@@ -60,13 +59,11 @@ class BackwardWork {
       case Phase::kCarry:
         return carry(c, now.level, task);
       case Phase::kBetween:
-        return multiply_between(c, now.level, task);
+        return multiply_between(c, now, task);
       case Phase::kPairs:
         return has_w_ ? pair_blocks(c, now, task) : pair_plain_blocks(c, task, task + now.distance);
-      case Phase::kMoved:
-        return differentiate_move(c, now, task);
       case Phase::kBetweenBack:
-        return differentiate_between(c, now.level, task);
+        return differentiate_between(c, now, task);
       case Phase::kPullBack:
         return pull_back(c, now.level, task);
       case Phase::kGroups:
@@ -253,20 +250,22 @@ class BackwardWork {
     }
   }
 
-  // M_{A,B} = G_{B-1} ... G_{A+1} for children A, B >= A + 2 of a group of a level.
-  int64_t between_at(int64_t group, int64_t a, int64_t b) const { return (group * kFan + a) * kFan + b; }
-  void multiply_between(const Context& c, int level, int64_t group) const {
-    const int64_t count = std::min(kFan, nodes_at(c.unit.tokens, level) - group * kFan);
-    for (int64_t a = 0; a + 2 < count; ++a) {
-      for (int64_t b = a + 2; b < count; ++b) {
-        const T* g = matrix(c.in.products[level], group * kFan + b - 1);
-        T* to = matrix(c.in.between, between_at(group, a, b));
-        if (b == a + 2) {
-          std::memcpy(to, g, p_.key_width * k_stride_ * sizeof(T));
-        } else {
-          product(Into::kSet, left<T>(g, k_stride_), matrix(c.in.between, between_at(group, a, b - 1)), to);
-        }
-      }
+  bool in_one_group(const Context& c, int level, int64_t a, int64_t b) const {
+    const int64_t group = group_nodes(c.unit.tokens, level);
+    return b < nodes_at(c.unit.tokens, level) && a / group == b / group;
+  }
+
+  // M_{A,B} = G_{B-1} M_{A,B-1} for nodes A and B = A + distance, from M_{A,A+2} = G_{A+1}. Made anew for each distance: all of them at once would
+  // take memory that grows with the square of the nodes.
+  void multiply_between(const Context& c, const Phase& now, int64_t a) const {
+    const int64_t b = a + now.distance, bytes = p_.key_width * k_stride_ * static_cast<int64_t>(sizeof(T));
+    if (!in_one_group(c, now.level, a, b)) return;
+    const auto g = [&](int64_t node) { return matrix(c.in.products[now.level], node); };
+    T *between = matrix(c.in.between, a), *shorter = matrix(c.in.shorter, a);
+    std::memcpy(between, g(a + 1), bytes);
+    for (int64_t node = a + 2; node < b; ++node) {
+      std::memcpy(shorter, between, bytes);
+      product(Into::kSet, left<T>(g(node), k_stride_), shorter, between);
     }
   }
 
@@ -305,10 +304,10 @@ class BackwardWork {
     const int level = now.level;
     const int64_t blocks = blocks_per_node(level), tiles = block_tokens(level) / kTile;
     const int64_t a = task / blocks, i = task % blocks, b = a + now.distance;
-    if (a / kFan != b / kFan) return;
+    if (!in_one_group(c, level, a, b)) return;
     const int64_t first_key = (a * blocks + i) * tiles, first_query = (b * blocks + (i + now.step) % blocks) * tiles;
     const bool moves = now.distance > 1;
-    const T* between = moves ? matrix(u.between, between_at(a / kFan, a % kFan, b % kFan)) : nullptr;
+    const T* between = moves ? matrix(u.between, a) : nullptr;
     T *keys = moves ? u.moved : u.keys[level], *d_keys = moves ? u.d_moved : u.dk;
     const int64_t at = k_at(c, 0, first_key), m = tiles * kTile;
     if (moves && now.step == 0) {
@@ -329,30 +328,22 @@ class BackwardWork {
     if (moves && now.step == blocks - 1) rows_times(Into::kAdd, m, d_keys + at, rows<const T>(between, k_stride_), u.dk + at);
   }
 
-  // moved = K-> M^T: dM = d_moved^T K->.
-  void differentiate_move(const Context& c, const Phase& now, int64_t a) const {
-    const int64_t b = a + now.distance;
-    if (a / kFan != b / kFan) return;
-    const int64_t at = k_at(c, 0, a * node_tokens(now.level) / kTile);
-    add_outer(Into::kSet, node_tokens(now.level), c.in.d_moved + at, c.in.keys[now.level] + at,
-              matrix(c.in.d_between, between_at(a / kFan, a % kFan, b % kFan)));
-  }
-
-  void differentiate_between(const Context& c, int level, int64_t group) const {
-    const int64_t count = std::min(kFan, nodes_at(c.unit.tokens, level) - group * kFan);
-    for (int64_t a = 0; a + 2 < count; ++a) {
-      for (int64_t b = count - 1; b >= a + 2; --b) {
-        const int64_t last = group * kFan + b - 1;
-        const T* d = matrix(c.in.d_between, between_at(group, a, b));
-        T* d_g = matrix(c.in.d_products[level], last);
-        if (b == a + 2) {
-          for (int64_t i = 0; i < p_.key_width * k_stride_; ++i) d_g[i] += d[i];
-        } else {
-          product_with_transposed(Into::kAdd, d, matrix(c.in.between, between_at(group, a, b - 1)), c.s.packed, d_g);
-          product(Into::kAdd, transposed<T>(matrix(c.in.products[level], last), k_stride_), d, matrix(c.in.d_between, between_at(group, a, b - 1)));
-        }
-      }
+  // moved = K-> M_{A,B}^T and M_{A,B+1} = G_B M_{A,B}:  dM_{A,B} = d_moved^T K-> + G_B^T dM_{A,B+1}. The last term is there from the larger distance
+  // before.
+  void differentiate_between(const Context& c, const Phase& now, int64_t a) const {
+    const BackwardUnit<T>& u = c.in;
+    const int64_t b = a + now.distance, at = k_at(c, 0, a * node_tokens(now.level) / kTile), size = p_.key_width * k_stride_;
+    if (!in_one_group(c, now.level, a, b)) return;
+    T *d_between = matrix(u.d_between, a), *d_g = matrix(u.d_products[now.level], b - 1);
+    const bool is_farthest = !in_one_group(c, now.level, a, b + 1);
+    add_outer(is_farthest ? Into::kSet : Into::kAdd, node_tokens(now.level), u.d_moved + at, u.keys[now.level] + at, d_between);
+    if (now.distance == 2) {
+      for (int64_t i = 0; i < size; ++i) d_g[i] += d_between[i];
+      return;
     }
+    product_with_transposed(Into::kAdd, d_between, matrix(u.shorter, a), c.s.packed, d_g);
+    product(Into::kSet, transposed<T>(matrix(u.products[now.level], b - 1), k_stride_), d_between, c.s.matrix);
+    std::memcpy(d_between, c.s.matrix, size * sizeof(T));
   }
 
   // Keys' gradients from a whole node's end to its children's ends, with what the products that carried them are owed:

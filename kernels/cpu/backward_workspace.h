@@ -10,7 +10,6 @@ inline constexpr int64_t kPlainBlock = 256;  // tokens whose pairs are one task,
 // The same with w, at a level above 0.
 inline int64_t block_tokens(int level) { return level == 1 ? 256 : 512; }
 inline int64_t blocks_per_node(int level) { return node_tokens(level) / block_tokens(level); }
-inline int64_t nodes_at(int64_t tokens, int level) { return ceil_div(tokens, node_tokens(level)); }
 
 // Rows of K-wide arrays are row_stride apart; packed columns of 64 tokens follow one another. [group] arrays hold one query head after another.
 template <typename T>
@@ -25,8 +24,9 @@ struct BackwardUnit {
   T *queries[kMaxLevels] = {}, *query_columns[kMaxLevels] = {};  // Q<- rows and packed columns [group], from level 1 on
   T *products[kMaxLevels] = {}, *d_products[kMaxLevels] = {};    // G of each node and its gradient
   T *moved = nullptr, *d_moved = nullptr;                        // keys carried further to a later node of their level, and their gradient
-  T *between = nullptr, *d_between = nullptr;                    // products of the nodes between two of a group: [groups][kFan][kFan]
-  double *gate_sums, *gate_rests, *d_row_sums, *d_key_sums;      // [group][tokens]; the last two: sums of dS over keys, over queries
+  T *between = nullptr, *shorter = nullptr;  // of each node: the product of those up to the one that its keys move to; all but the last
+  T* d_between = nullptr;
+  double *gate_sums, *gate_rests, *d_row_sums, *d_key_sums;  // [group][tokens]; the last two: sums of dS over keys, over queries
   int32_t* gate_cuts;
 
   BackwardUnit(Arena& arena, const Problem& p, bool has_w, int64_t longest) {
@@ -58,9 +58,7 @@ struct BackwardUnit {
       if (levels > 1) {
         moved = arena.take<T>(k_rows);
         d_moved = arena.take<T>(k_rows);
-        const int64_t pairs = ceil_div(nodes_at(longest, 1), kFan) * kFan * kFan;
-        between = arena.take<T>(pairs * matrix);
-        d_between = arena.take<T>(pairs * matrix);
+        for (T** a : {&between, &shorter, &d_between}) *a = arena.take<T>(nodes_at(longest, 1) * matrix);
       }
     } else {
       k = arena.take<T>(k_rows);
@@ -100,11 +98,12 @@ struct BackwardScratch {
 template <typename T>
 using BackwardWorkspace = UnitWorkspace<BackwardUnit<T>, BackwardScratch<T>>;
 
-// Phases of a unit. With w: kPrepare; kCarry at levels 1, 2, ...; then from the top level down to 1: kBetween, for every distance between nodes
-// of a group as many kPairs as a node has blocks and, from distance 2, one kMoved, then kBetweenBack and kPullBack; kGroups; kGates.
+// Phases of a unit. With w: kPrepare; kCarry at levels 1, 2, ...; then from the top level down to 1, for every distance between nodes of a group,
+// the largest first: kBetween, as many kPairs as a node has blocks, and kBetweenBack (at distance 1 nothing lies between); then kPullBack; at
+// last kGroups; kGates.
 // Without w: kPrepare, kPairs for every distance between blocks, kTiles, kGates.
 struct Phase {
-  enum Kind { kPrepare, kCarry, kBetween, kPairs, kMoved, kBetweenBack, kPullBack, kGroups, kTiles, kGates } kind;
+  enum Kind { kPrepare, kCarry, kBetween, kPairs, kBetweenBack, kPullBack, kGroups, kTiles, kGates } kind;
   int level = 0;
   int64_t distance = 0, step = 0;
 };
@@ -122,12 +121,11 @@ inline Phase phase_at(int64_t index, int64_t tokens, bool has_w, bool gated) {
     const int levels = num_levels(tokens);
     if (is(levels - 1)) return {Phase::kCarry, static_cast<int>(1 + index - count)};
     for (int level = levels - 1; level > 0; --level) {
-      if (is(1)) return {Phase::kBetween, level};
-      for (int64_t distance = 1; distance < std::min(kFan, nodes_at(tokens, level)); ++distance) {
+      for (int64_t distance = std::min(group_nodes(tokens, level), nodes_at(tokens, level)) - 1; distance > 0; --distance) {
+        if (distance > 1 && is(1)) return {Phase::kBetween, level, distance};
         if (is(blocks_per_node(level))) return {Phase::kPairs, level, distance, index - count};
-        if (distance > 1 && is(1)) return {Phase::kMoved, level, distance};
+        if (distance > 1 && is(1)) return {Phase::kBetweenBack, level, distance};
       }
-      if (is(1)) return {Phase::kBetweenBack, level};
       if (level > 1 && is(1)) return {Phase::kPullBack, level};
     }
     if (is(1)) return {Phase::kGroups};

@@ -1,4 +1,4 @@
-// PaTH attention on a CPU: Highway SIMD, every core, memory linear in the number of tokens but for one more level of keys with each eightfold length.
+// PaTH attention on a CPU: Highway SIMD, every core, memory linear in the number of tokens.
 // docs/cpu-kernels.md explains how.
 // Results are bit-identical from run to run and for any number of workers. No call allocates, throws or prints.
 #pragma once

@@ -114,7 +114,7 @@ class ForwardWork {
 
  private:
   // Nodes of a level that some later node reads: all but the last, and these are whole.
-  static int64_t full_nodes(const Unit& unit, int level) { return std::max<int64_t>(0, ceil_div(unit.tokens, node_tokens(level)) - 1); }
+  static int64_t full_nodes(const Unit& unit, int level) { return std::max<int64_t>(0, nodes_at(unit.tokens, level) - 1); }
 
   Gates gates(const Unit& unit, const PreparedUnit<T>& prepared, int64_t member) const {
     if (!gated_) return {};
@@ -160,15 +160,16 @@ class ForwardWork {
     } else {
       // At each level the node meets its earlier siblings, which takes it to the start of its parent.
       int64_t node = tile;
-      for (int level = 0; node > 0; ++level, node /= kFan) {
-        const int64_t begin = level + 1 < num_levels(unit.tokens) ? node / kFan * kFan : 0;
-        for (int64_t other = node - 1; other >= begin; --other) {
+      for (int level = 0; node > 0; ++level) {
+        const int64_t group = group_nodes(unit.tokens, level), parent = node / group;
+        for (int64_t other = node - 1; other >= parent * group; --other) {
           attend_keys(from, s, softmax, gates, q, first, m, level, other * node_tokens(level), node_tokens(level));
           if (other == 0) break;
           multiply<T>(Into::kSet, m, padded<T>(p_.key_width), p_.key_width, left<T>(q, k_stride_),
                       rows<const T>(product(from, level, other), k_stride_), rows(q_next, k_stride_));
           std::swap(q, q_next);
         }
+        node = parent;
       }
     }
     const auto normalise = [&](int64_t i) { return T(1) / softmax.sum(i); };

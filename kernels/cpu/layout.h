@@ -1,7 +1,7 @@
 // How tokens are cut, and how workspaces are laid out: the same for every instruction set and any number of workers.
 //
-// A unit is one key head of one document. Its tokens form tiles of kTile; kFan nodes of a level form one of the next, up to a level of at most
-// kFan nodes. A node's G is its product of H, newest factor first.
+// A unit is one key head of one document. Its tokens form tiles of kTile, the nodes of level 0; kFan nodes of a level form one of the next, up to a
+// level of at most kFan nodes or the last of kMaxLevels, which has as many as it takes. A node's G is its product of H, newest factor first.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace pathattn::cpu {
 
 inline constexpr int64_t kTile = 64;
 inline constexpr int64_t kFan = 8;
-inline constexpr int kMaxLevels = 20;
+inline constexpr int kMaxLevels = 3;  // a node of the last is so long that what a product with its G costs a query is next to nothing
 inline constexpr size_t kAlignment = 64;
 inline constexpr int64_t kMaxPanel = 32;  // packed columns come in panels of at most this many
 
@@ -25,9 +25,12 @@ static_assert(kFan == 8);
 
 inline int num_levels(int64_t tokens) {
   int levels = 1;
-  while (ceil_div(tokens, node_tokens(levels - 1)) > kFan) ++levels;
+  while (levels < kMaxLevels && ceil_div(tokens, node_tokens(levels - 1)) > kFan) ++levels;
   return levels;
 }
+inline int64_t nodes_at(int64_t tokens, int level) { return ceil_div(tokens, node_tokens(level)); }
+// Nodes of a level that meet one another: those of one parent, at the last level all.
+inline int64_t group_nodes(int64_t tokens, int level) { return level + 1 < num_levels(tokens) ? kFan : nodes_at(tokens, level); }
 
 template <typename T>
 inline constexpr DType kDTypeOf = sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
