@@ -1,24 +1,28 @@
 // The first stage, a CTA a tile and key head: the UT transform of the tile's two blocks, keys carried to the tile's end, G of the tile, and for each
-// query head the attention inside the tile and the queries carried to the tile's start. Products by mma, in warps of 16 rows. Backward wants what
+// query head the attention inside the tile and the queries carried to the tile's start. A warpgroup a block, products by wgmma. Backward wants what
 // lies between the two blocks as well, and the attention only to have it before rounding, with a gate.
 #pragma once
 
-#include "kernels/cuda/hopper/block_transform.cuh"
+#include "kernels/cuda/hopper/block_inverse.cuh"
 #include "kernels/cuda/hopper/call.cuh"
 #include "kernels/cuda/hopper/input.cuh"
+#include "kernels/cuda/hopper/warpgroup.cuh"
 
 namespace pathattn::cuda::hopper {
 
-inline constexpr int kLocalThreads = 256;  // warps 0-3: block 0, the first 64 rows; warps 4-7: block 1
+inline constexpr int kLocalThreads = 256;  // warpgroup 0: block 0, the first 64 rows; warpgroup 1: block 1
 
-// Shared memory, bytes. U takes the place of the squares, X that of L.
+// Shared memory, bytes: images of the tile's rows. A block's inverse is made where its rows of U will be. X, 64 x 64 a block, takes the place of L.
 template <int K, int V>
 struct LocalMemory {
   static constexpr int kW = 0, kKeys = kW + kImageBytes<K>, kValues = kKeys + kImageBytes<K>, kU = kValues + kImageBytes<V>;
-  static constexpr int kSquares = 2 * kSquareFloats * 4;
-  static constexpr int kX = kU + (kImageBytes<K> > kSquares ? kImageBytes<K> : (kSquares + 1023) / 1024 * 1024);  // two panels of 64 rows
-  static constexpr int kCarriedW = kX + 2 * kBlock * 128;  // W of block 0 carried to the tile's end
-  static constexpr int kBeta = kCarriedW + K / 64 * kBlock * 128, kMaxima = kBeta + kTile * 4, kTotal = kMaxima + 3 * 8 * 4;
+  static constexpr int kRows = kU + kImageBytes<K>;  // queries on their way; in the end whatever a warp sends to the workspace
+  static constexpr int kX = kRows + kImageBytes<K>;
+  // W of block 0 carried to the tile's end, when nobody reads block 0's X any more.
+  static constexpr int kCarriedW = K == 64 ? kX : kX + 2 * kBlockBytes;
+  static constexpr int kBeta = kX + 2 * kBlockBytes + (K == 64 ? 0 : K / 64 * kBlockBytes);
+  static constexpr int kMaxima = kBeta + kTile * 4, kTotal = kMaxima + 4 * 8 * 4;
+  static_assert(kInverseBytes <= kBlockBytes);
 };
 
 // The power of two that brings numbers up to `largest` near 32: far from float16's limits, with room to grow by a sum over a row.
@@ -42,72 +46,82 @@ struct InputRows {
   uint4 x[kLoads];
 
   __device__ void load(const Tensor& tensor, int64_t b, int64_t token, int h, int row, int count) {
-    const auto* at = static_cast<const uint16_t*>(tensor.data) + b * tensor.batch_stride + h * tensor.head_stride + lane_id() % kChunks * 8;
+    const int first = row + lane_id() / kChunks;
+    const auto* at = static_cast<const uint16_t*>(tensor.data) + b * tensor.batch_stride + h * tensor.head_stride +
+                     (token + first) * tensor.token_stride + lane_id() % kChunks * 8;
+    const int64_t step = 32 / kChunks * tensor.token_stride;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int r = row + (i * 32 + lane_id()) / kChunks;
-      x[i] = r < count ? *reinterpret_cast<const uint4*>(at + (token + r) * tensor.token_stride) : uint4{0, 0, 0, 0};
-    }
+    for (int i = 0; i < kLoads; ++i) x[i] = first + i * (32 / kChunks) < count ? *reinterpret_cast<const uint4*>(at + i * step) : uint4{0, 0, 0, 0};
   }
   __device__ float largest(DType dtype) const {
-    float most = 0;
+    const auto of = [&](auto most) {
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i)
-      for (uint32_t pair : {x[i].x, x[i].y, x[i].z, x[i].w}) {
-        const float2 two = unpack_input(pair, dtype);
-        most = fmaxf(most, fmaxf(fabsf(two.x), fabsf(two.y)));
-      }
-    return warp_max(most);
+      for (int i = 0; i < kLoads; ++i)
+        for (const uint32_t& pair : {x[i].x, x[i].y, x[i].z, x[i].w}) most = __hmax2(most, __habs2(reinterpret_cast<const decltype(most)&>(pair)));
+      return fmaxf(__low2float(most), __high2float(most));
+    };
+    return warp_max(dtype == DType::kFloat16 ? of(__half2{}) : of(__nv_bfloat162{}));
   }
   __device__ void store(unsigned char* image, int row, DType dtype, float by) const {
-    const auto scaled = [&](uint32_t pair) {
-      const float2 two = unpack_input(pair, dtype);
-      return pack(two.x * by, two.y * by);
-    };
+    const auto store_as = [&](auto unpack_pair) {
+      const auto scaled = [&](uint32_t pair) {
+        const float2 two = unpack_pair(pair);
+        return pack(two.x * by, two.y * by);
+      };
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int r = row + (i * 32 + lane_id()) / kChunks, chunk = lane_id() % kChunks;
-      *reinterpret_cast<uint4*>(image + image_byte(r, 8 * chunk)) = {scaled(x[i].x), scaled(x[i].y), scaled(x[i].z), scaled(x[i].w)};
-    }
+      for (int i = 0; i < kLoads; ++i) {
+        const int r = row + (i * 32 + lane_id()) / kChunks, chunk = lane_id() % kChunks;
+        *reinterpret_cast<uint4*>(image + image_byte(r, 8 * chunk)) = {scaled(x[i].x), scaled(x[i].y), scaled(x[i].z), scaled(x[i].w)};
+      }
+    };
+    if (dtype == DType::kFloat16)
+      store_as([](uint32_t pair) { return unpack_input(pair, DType::kFloat16); });
+    else
+      store_as([](uint32_t pair) { return unpack_input(pair, DType::kBFloat16); });
   }
 };
 
 // 16 rows of w, which become float16 each with a power of two of its own that brings its largest number to [1/4, 1/2): beta takes it back.
 template <int K>
 struct WRows {
-  static constexpr int kChunks = K / 4, kLoads = 16 * kChunks / 32;
+  static constexpr int kChunks = K / 4, kLoads = 16 * kChunks / 32, kRows = 32 / kChunks;  // kRows at a time
   float4 x[kLoads];
-  float beta;  // of row + lane_id(), lanes 0-15
+  float beta;  // of own_row(), lanes with owns_row()
 
+  __device__ static bool owns_row() { return lane_id() % kChunks < kLoads; }
+  __device__ static int own_row() { return lane_id() % kChunks * kRows + lane_id() / kChunks; }
   __device__ void load(const Call& call, const Unit& unit, const Tile& tile, int row) {
     const Tensor& w = call.w;
-    const auto* at = static_cast<const float*>(w.data) + unit.b * w.batch_stride + unit.h * w.head_stride + lane_id() % kChunks * 4;
+    const int first = row + lane_id() / kChunks;
+    const auto* at = static_cast<const float*>(w.data) + unit.b * w.batch_stride + unit.h * w.head_stride + (tile.first() + first) * w.token_stride +
+                     lane_id() % kChunks * 4;
+    const int64_t step = kRows * w.token_stride;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int r = row + (i * 32 + lane_id()) / kChunks;
-      x[i] = r < tile.count ? *reinterpret_cast<const float4*>(at + (tile.first() + r) * w.token_stride) : float4{0, 0, 0, 0};
-    }
-    const int r = row + lane_id();
-    beta = lane_id() < 16 && r < tile.count ? call.beta.at(unit.b, tile.first() + r, unit.h) : 0.f;
+    for (int i = 0; i < kLoads; ++i) x[i] = first + i * kRows < tile.count ? *reinterpret_cast<const float4*>(at + i * step) : float4{0, 0, 0, 0};
+    const int r = row + own_row();
+    beta = owns_row() && r < tile.count ? call.beta.at(unit.b, tile.first() + r, unit.h) : 0.f;
   }
   __device__ void store(int row, unsigned char* image, float* betas, float* powers = nullptr) const {
-    float beta_factor = 1;
+    // A float's upper half has its exponent: two rows' numbers go through a shuffle together.
+    uint32_t largest[kLoads / 2];
+    const auto largest_of = [](const float4& of) { return __float_as_uint(fmaxf(fmaxf(fabsf(of.x), fabsf(of.y)), fmaxf(fabsf(of.z), fabsf(of.w)))); };
+#pragma unroll
+    for (int i = 0; i < kLoads / 2; ++i) largest[i] = __byte_perm(largest_of(x[2 * i]), largest_of(x[2 * i + 1]), 0x7632);
+#pragma unroll
+    for (int step = kChunks / 2; step > 0; step /= 2)
+#pragma unroll
+      for (int i = 0; i < kLoads / 2; ++i) largest[i] = __vmaxu2(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], step));
+    float own_factor = 1;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int r = (i * 32 + lane_id()) / kChunks, chunk = lane_id() % kChunks;
-      float largest = fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)), fmaxf(fabsf(x[i].z), fabsf(x[i].w)));
-#pragma unroll
-      for (int step = kChunks < 32 ? kChunks / 2 : 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-      const float factor = 128 * factor_for(largest), by = reciprocal_of_power(factor);
-      *reinterpret_cast<uint2*>(image + image_byte(row + r, 4 * chunk)) = {pack(x[i].x * by, x[i].y * by), pack(x[i].z * by, x[i].w * by)};
-#pragma unroll
-      for (int part = 0; part < 32 / kChunks; ++part) {
-        const float of_row = __shfl_sync(0xffffffffu, factor, part * kChunks);
-        if (lane_id() == i * (32 / kChunks) + part) beta_factor = of_row;
-      }
+      const float factor = 128 * factor_for(__uint_as_float(i % 2 ? largest[i / 2] & 0xffff0000u : largest[i / 2] << 16));
+      const float by = reciprocal_of_power(factor);
+      const int r = row + i * kRows + lane_id() / kChunks, chunk = lane_id() % kChunks;
+      *reinterpret_cast<uint2*>(image + image_byte(r, 4 * chunk)) = {pack(x[i].x * by, x[i].y * by), pack(x[i].z * by, x[i].w * by)};
+      if (lane_id() % kChunks == i) own_factor = factor;
     }
-    if (lane_id() < 16) betas[row + lane_id()] = beta * beta_factor * beta_factor;
-    if (powers && lane_id() < 16) powers[row + lane_id()] = beta_factor;
+    if (owns_row()) betas[row + own_row()] = beta * own_factor * own_factor;
+    if (powers && owns_row()) powers[row + own_row()] = own_factor;
   }
 };
 
@@ -118,11 +132,85 @@ __device__ inline uint32_t up_to_diagonal(int i) {
   return (column <= row ? 0xffffu : 0u) | (column + 1 <= row ? 0xffff0000u : 0u);
 }
 
-// A warp's 16 rows of queries on their way through a tile, and what they have gathered.
-template <int K, int V>
-struct LocalRows {
-  uint32_t q[K / 16][4];
-  float out[V / 8][4];
+// A warp's 16 rows of a product of 64 rows, rounded, as A: 16 columns an entry.
+template <int N>
+__device__ void round_rows(uint32_t (&a)[N / 8][4], const float (&d)[N]) {
+#pragma unroll
+  for (int k = 0; k < N / 8; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[k][i] = pack(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
+}
+// To image row `row` and the next 15, and back.
+template <int N>
+__device__ void write_rounded(unsigned char* image, const uint32_t (&a)[N][4], int row, int panel_rows = kTile) {
+  const uint32_t lane_byte = opaque(lane_byte_down());
+#pragma unroll
+  for (int k = 0; k < N; ++k) store_matrices(shared_address(image) + at(lane_byte, row, 16 * k, panel_rows), a[k]);
+}
+template <int N>
+__device__ void write_rows(unsigned char* image, const float (&d)[N], int row, int panel_rows = kTile) {
+  uint32_t a[N / 8][4];
+  round_rows(a, d);
+  write_rounded(image, a, row, panel_rows);
+}
+template <int N>
+__device__ void read_rows(float (&d)[N], const unsigned char* image, int row) {
+  const uint32_t lane_byte = opaque(lane_byte_down());
+#pragma unroll
+  for (int k = 0; k < N / 8; ++k) {
+    uint32_t a[4];
+    load_matrices(a, shared_address(image) + at(lane_byte, row, 16 * k, kTile));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = unpack(a[i]);
+      d[8 * k + 2 * i] = pair.x, d[8 * k + 2 * i + 1] = pair.y;
+    }
+  }
+}
+
+// d = A B^T over the K columns of 64 rows of images.
+template <int K>
+__device__ void multiply_by_rows(float (&d)[32], const unsigned char* a, const unsigned char* b) {
+  const uint64_t left = descriptor(a), right = descriptor(b);
+#pragma unroll
+  for (int k = 0; k < K / 16; ++k) {
+    const uint32_t by = k / 4 * kPanelBytes + k % 4 * 32;
+    if (k == 0)
+      wgmma_first<0, 0>(d, left, right);
+    else
+      wgmma<0, 0>(d, advance(left, by), advance(right, by), true);
+  }
+}
+// d (+)= A B, A in registers, B 64 rows of an image.
+template <bool kAdd, int N>
+__device__ void multiply_rows(float (&d)[N], const uint32_t (&a)[4][4], const unsigned char* b) {
+  const uint64_t right = descriptor(b, kPanelBytes);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (!kAdd && k == 0)
+      wgmma_first<1>(d, a[k], right);
+    else
+      wgmma<1>(d, a[k], advance(right, k * 2048), true);
+  }
+}
+// The same with A in two terms.
+template <int N>
+__device__ void multiply_rows(float (&d)[N], const uint32_t (&high)[4][4], const uint32_t (&low)[4][4], const unsigned char* b) {
+  const uint64_t right = descriptor(b, kPanelBytes);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (k == 0)
+      wgmma_first<1>(d, low[k], right);
+    else
+      wgmma<1>(d, low[k], advance(right, k * 2048), true);
+    wgmma<1>(d, high[k], advance(right, k * 2048), true);
+  }
+}
+
+// What a warp's 16 rows of queries have gathered.
+template <int V>
+struct Gathered {
+  float out[V / 2];
   float largest[2], sum[2];  // base-2 scores' maximum, sum of exp2(score - maximum); of rows fragment_row() and + 8
 };
 
@@ -136,253 +224,283 @@ struct Local {
   int warp, block, row;  // row: the warp's first in the tile
 
   __device__ Local(const Call& call, const Tile& tile, unsigned char* shared)
-      : call(call), tile(tile), shared(shared), warp(threadIdx.x / 32), block(warp / 4), row(16 * warp) {}
+      : call(call), tile(tile), shared(shared), warp(__shfl_sync(0xffffffffu, threadIdx.x / 32, 0)), block(warp / 4), row(16 * warp) {}
 
-  __device__ unsigned char* at(int offset) const { return shared + offset; }
-  __device__ uint32_t address(int offset) const { return shared_address(shared + offset); }
+  __device__ unsigned char* rows(int image, int block) const { return shared + image + block * kBlockBytes; }
+  __device__ unsigned char* x() const { return shared + Memory::kX + block * kBlockBytes; }
+  __device__ const float* betas() const { return reinterpret_cast<const float*>(shared + Memory::kBeta) + block * kBlock; }
   __device__ void sync_block() const { sync_threads(1 + block, 128); }
-  __device__ int x_panel() const { return Memory::kX + block * kBlock * 128; }
-
-  __device__ void load_queries(LocalRows<K, V>& rows, const Unit& head) const {
-    const auto* q = static_cast<const uint16_t*>(call.q.data) + head.b * call.q.batch_stride + head.h * call.q.head_stride + fragment_column();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = row + fragment_row() + 8 * half;
-      const auto* at = q + (tile.first() + r) * call.q.token_stride;
-#pragma unroll
-      for (int p = 0; p < K / 8; ++p) rows.q[p / 2][p % 2 * 2 + half] = r < tile.count ? *reinterpret_cast<const uint32_t*>(at + 8 * p) : 0;
-    }
-  }
-
-  __device__ void store_queries(unsigned char* image, const LocalRows<K, V>& rows, int first_row, int panel_rows) const {
-#pragma unroll
-    for (int p = 0; p < K / 16; ++p)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) store_pair(image, first_row + i % 2 * 8, 16 * p + i / 2 * 8, rows.q[p][i], panel_rows);
+  __device__ void settle_block() const {
+    fence_async();
+    sync_block();
   }
 
   // From W and K in shared memory: -U, -X, and in place of K the keys carried to their block's end.
-  __device__ void transform() const {
-    const float* beta = reinterpret_cast<const float*>(at(Memory::kBeta));
-    const Square square{reinterpret_cast<float*>(at(Memory::kU)) + block * kSquareFloats};
-    const int in_block = row % kBlock, first = block * kBlock;
+  __device__ __forceinline__ void transform() const {
+    const int in_block = row % kBlock;
+    Fragment16 y[4];
     {
-      float ww[8][4], wk[8][4];
-      clear(ww), clear(wk);
-#pragma unroll 2
-      for (int k = 0; k < K; k += 16) {
-        uint32_t a[4];
-        load_a(a, address(Memory::kW), row, k);
+      float d[32], l[32];
+      wgmma_fence();
+      multiply_by_rows<K>(d, rows(Memory::kW, block), rows(Memory::kW, block));
+      multiply_by_rows<K>(l, rows(Memory::kW, block), rows(Memory::kKeys, block));
+      wgmma_commit();
+      wgmma_wait<0>();
+      hold(d), hold(l);
+      const float minus_beta[2] = {-betas()[in_block + fragment_row()], -betas()[in_block + fragment_row() + 8]};
+      Fragment16 minus_n[4];
 #pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          if (16 * n > in_block) continue;
-          multiply_a_16_columns(ww[2 * n], ww[2 * n + 1], a, address(Memory::kW), k, first + 16 * n);
-          multiply_a_16_columns(wk[2 * n], wk[2 * n + 1], a, address(Memory::kKeys), k, first + 16 * n);
-        }
+      for (int i = 0; i < 32; ++i) {
+        const int r = in_block + fragment_row() + i / 2 % 2 * 8, c = i / 4 * 8 + fragment_column() + i % 2;
+        if (c >= r) l[i] = 0;
+        minus_n[i / 8][i / 4 % 2][i % 4] = d[i] * minus_beta[i / 2 % 2];
       }
-#pragma unroll
-      for (int n = 0; n < 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int r = in_block + fragment_row() + i / 2 * 8, c = 8 * n + fragment_column() + i % 2;
-          if (c < r) square.at[r * kSquareStride + c] = ww[n][i] * beta[first + r];
-          if (c >= r) wk[n][i] = 0;
-        }
-      store_rows(at(x_panel()), wk, in_block, 0, kBlock);
+      write_rows(x(), l, in_block, kBlock);
+      fence_async();
+      invert(y, minus_n, rows(Memory::kU, block), warp % 4, 1 + block);
     }
-    __syncwarp();
-    invert_16(square, in_block);
-    sync_block();
-    merge_inverses<16>(square, warp % 4, 1 + block);
-    merge_inverses<32>(square, warp % 4, 1 + block);
-
     // -T = -Y B in two terms of float16: the only ill-conditioned factor.
     uint32_t high[4][4], low[4][4];
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
+    for (int k = 0; k < 4; ++k) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int r = in_block + fragment_row() + i % 2 * 8, c = 16 * k + fragment_column() + i / 2 * 8;
-        const float x = -square.y(r, c) * beta[first + c], y = -square.y(r, c + 1) * beta[first + c + 1];
-        high[k][i] = pack(x, y);
-        const float2 rounded = unpack(high[k][i]);
-        low[k][i] = pack(x - rounded.x, y - rounded.y);
-      }
-    __syncthreads();
-    const auto times_t = [&](float(&d)[8][4], int image, int row0, int column, int panel_rows) {
-      clear(d);
+      for (int n = 0; n < 2; ++n) {
+        const float2 beta = *reinterpret_cast<const float2*>(betas() + 16 * k + 8 * n + fragment_column());
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (16 * k > in_block) continue;
-        multiply_a_rows(d, high[k], low[k], address(image), row0 + 16 * k, column, panel_rows);
+        for (int i = 0; i < 4; ++i) y[k][n][i] *= i % 2 ? -beta.y : -beta.x;
       }
+      const Terms terms = split(y[k]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) high[k][i] = terms.high[i], low[k][i] = terms.low[i];
+    }
+    {
+      uint32_t minus_x[4][4];
+      {
+        float d[32];
+        wgmma_fence();
+        multiply_rows(d, high, low, x());
+        wgmma_commit();
+        wgmma_wait<0>();
+        hold(d);
+        round_rows(minus_x, d);
+      }
+      float u[K / 2];
+      wgmma_fence();
+      multiply_rows(u, high, low, rows(Memory::kW, block));
+      wgmma_commit();
+      wgmma_wait<0>();
+      hold(u);
+      sync_block();  // all have read L and the inverse
+      write_rounded(x(), minus_x, in_block, kBlock);
+      write_rows(shared + Memory::kU, u, row);
+      settle_block();
+    }
+    float keys[K / 2];
+    read_rows(keys, shared + Memory::kKeys, row);
+    accumulate(keys, [&](float(&d)[K / 2]) { multiply<1, 1>(d, x(), rows(Memory::kW, block)); });
+    write_rows(shared + Memory::kKeys, keys, row);
+    fence_async();
+  }
+
+  // d takes the place of the warp's rows of queries, once these have gone where they were sent and the block has read them.
+  template <int N>
+  __device__ __forceinline__ void replace_rows(const float (&d)[N]) const {
+    if (lane_id() == 0) wait_bulk_read();
+    sync_block();
+    write_rows(shared + Memory::kRows, d, row);
+    fence_async();
+  }
+  // The warp's rows of queries, or what took their place, to rows of an image of the workspace.
+  __device__ __forceinline__ void send_rows(unsigned char* image, int to_row, int panel_rows) const {
+    __syncwarp();
+    if (lane_id() != 0) return;
+#pragma unroll
+    for (int panel = 0; panel < K / 64; ++panel)
+      store_bulk(image + (panel * panel_rows + to_row) * 128, shared + Memory::kRows + panel * kPanelBytes + row * 128, 16 * 128);
+    commit_bulk();
+  }
+
+  // By warpgroup 0: block 0's rows of K and of W through block 1, x <- x G^T = x - (x U^T) W. The keys go to the workspace.
+  __device__ __forceinline__ void carry_block_0(unsigned char* image) const {
+    float d[K / 2];
+    const auto carry = [&](int x) {
+      uint32_t xu[4][4];
+      {
+        float product[32];
+        wgmma_fence();
+        multiply_by_rows<K>(product, rows(x, 0), rows(Memory::kU, 1));
+        wgmma_commit();
+        wgmma_wait<0>();
+        hold(product);
+        round_rows(xu, product);
+      }
+      read_rows(d, shared + x, row);
+      accumulate(d, [&](float(&carried)[K / 2]) { multiply_rows<true>(carried, xu, rows(Memory::kW, 1)); });
     };
-    float d[8][4];
-    times_t(d, x_panel(), 0, 0, kBlock);
+    carry(Memory::kW);
+    write_rows(shared + Memory::kCarriedW, d, row, kBlock);
+    carry(Memory::kKeys);
+    replace_rows(d);
+    send_rows(image, row, kTile);
     sync_block();
-    store_rows(at(x_panel()), d, in_block, 0, kBlock);
-#pragma unroll 1
-    for (int column = 0; column < K; column += 64) {
-      times_t(d, Memory::kW, first, column, kTile);
-      store_rows(at(Memory::kU), d, row, column);
-    }
-    sync_block();
-#pragma unroll 1
-    for (int column = 0; column < K; column += 64) {
-      load_rows(d, at(Memory::kKeys), row, column);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (16 * k + 15 < in_block) continue;
-        uint32_t a[4];
-        load_a_transposed(a, address(x_panel()), in_block, 16 * k, kBlock);
-        multiply_a_rows(d, a, address(Memory::kW), first + 16 * k, column);
-      }
-      store_rows(at(Memory::kKeys), d, row, column);
-    }
   }
 
-  // Block 0's rows of K and of W through block 1: x <- x G^T = x - (x U^T) W. The keys go to the workspace.
-  __device__ void carry_block_0(unsigned char* keys) const {
-    const bool is_key = block == 0;
-    const int r = row % kBlock;
-    float xu[8][4];
-    clear(xu);
-#pragma unroll 2
-    for (int k = 0; k < K; k += 16) {
-      uint32_t a[4];
-      load_a(a, address(is_key ? Memory::kKeys : Memory::kW), r, k);
-      multiply_a_columns(xu, a, address(Memory::kU), k, kBlock);
-    }
+  // I + what `issue` multiplies into rows 64 i ... of it, to the workspace.
+  template <typename Issue>
+  __device__ __forceinline__ void send_matrix(unsigned char* image, Issue issue) const {
 #pragma unroll 1
-    for (int column = 0; column < K; column += 64) {
-      float d[8][4];
-      load_rows(d, at(is_key ? Memory::kKeys : Memory::kW), r, column);
+    for (int i = 0; i < K / 64; ++i) {
+      const int first = kBlock * i + row % kBlock;
+      float d[K / 2];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        uint32_t a[4];
-        round_to_a(a, xu, k);
-        multiply_a_rows(d, a, address(Memory::kW), kBlock + 16 * k, column);
-      }
-      if (is_key)
-        store_rows(keys, d, r, column);
-      else
-        store_rows(at(Memory::kCarriedW), d, r, column, kBlock);
+      for (int e = 0; e < K / 2; ++e) d[e] = first + fragment_row() + e / 2 % 2 * 8 == e / 4 * 8 + fragment_column() + e % 2;
+      accumulate(d, [&](float(&p)[K / 2]) { issue(p, i); });
+      replace_rows(d);
+      send_rows(image, first, K);
     }
   }
-
-  // G = I - W^T U over the tokens from `first` to before `last`; over both blocks, W of block 0 is that carried through block 1.
-  __device__ void store_matrix(unsigned char* matrix, int first, int last) const {
-    constexpr int kColumns = K == 128 ? 64 : 32;  // at a time; at K = 64 warps 4-7 take the second half
-    const int r = 16 * (warp % (K / 16)), first_column = K == 128 ? 0 : warp / 4 * kColumns;
-#pragma unroll 1
-    for (int column = first_column; column < first_column + K / (K == 128 ? 1 : 2); column += kColumns) {
-      float d[kColumns / 8][4];
-#pragma unroll
-      for (int n = 0; n < kColumns / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) d[n][i] = r + fragment_row() + i / 2 * 8 == column + 8 * n + fragment_column() + i % 2;
-#pragma unroll 2
-      for (int k = first; k < last; k += 16) {
-        uint32_t a[4];
-        if (k < kBlock && last == kTile)
-          load_a_transposed(a, address(Memory::kCarriedW), r, k, kBlock);
-        else
-          load_a_transposed(a, address(Memory::kW), r, k);
-        multiply_a_rows(d, a, address(Memory::kU), k, column);
-      }
-      store_rows(matrix, d, r, column, K);
-    }
+  // G = I - W^T U of the warpgroup's block.
+  __device__ __forceinline__ void send_block_matrix(unsigned char* image) const {
+    send_matrix(image, [&](float(&d)[K / 2], int i) { multiply<1, 1>(d, rows(Memory::kW, block) + i * kPanelBytes, rows(Memory::kU, block)); });
+  }
+  // By warpgroup 0: of both blocks, W of block 0 carried through block 1.
+  __device__ __forceinline__ void send_tile_matrix(unsigned char* image) const {
+    send_matrix(image, [&](float(&d)[K / 2], int i) {
+      multiply<1, 1>(d, shared + Memory::kCarriedW + i * kBlockBytes, rows(Memory::kU, 0));
+      multiply<1, 1>(d, rows(Memory::kW, 1) + i * kPanelBytes, rows(Memory::kU, 1));
+    });
   }
 
-  // The softmax of scores with a block, and its values.
-  __device__ void add_values(LocalRows<K, V>& rows, float (&s)[8][4], int other, float score_factor, int64_t gate_slot) const {
-    const bool own = other == block;
-    const int in_block = row % kBlock, first = other * kBlock;
-    const float2* prefix = call.at.gate_prefix + gate_slot;
-    float largest[2] = {rows.largest[0], rows.largest[1]};
+  // Scores s with block `other`, those of the rows' own block first, become weights relative to the rows' largest so far; to be rounded.
+  template <bool kOwn>
+  __device__ __forceinline__ void softmax(Gathered<V>& gathered, float (&s)[32], int other, float score_factor, const float2* prefix) const {
+    const int own_row = row + fragment_row(), first = kBlock * other + fragment_column();
+    if constexpr (kGated) {
+      const float2 of_row[2] = {prefix[own_row], prefix[own_row + 8]};
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < 8; ++n) {
+        const float4 of_pair = *reinterpret_cast<const float4*>(prefix + first + 8 * n);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int r = row + fragment_row() + i / 2 * 8, c = first + 8 * n + fragment_column() + i % 2;
-        s[n][i] *= score_factor;
-        if constexpr (kGated) s[n][i] += (prefix[r].x - prefix[c].x) + (prefix[r].y - prefix[c].y);
-        if (own && c > r) s[n][i] = -INFINITY;
-        largest[i / 2] = fmaxf(largest[i / 2], s[n][i]);
+        for (int i = 0; i < 4; ++i) {
+          const float2 of_column = i % 2 ? make_float2(of_pair.z, of_pair.w) : make_float2(of_pair.x, of_pair.y);
+          s[4 * n + i] = fmaf(s[4 * n + i], score_factor, (of_row[i / 2].x - of_column.x) + (of_row[i / 2].y - of_column.y));
+        }
       }
-    float decay[2];
+    }
+    const float factor = kGated ? 1.f : score_factor;
+    if constexpr (kOwn) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i)
+        if (first + i / 4 * 8 + i % 2 > own_row + i / 2 % 2 * 8) s[i] = -INFINITY;
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      largest[half] = row_max(largest[half]);
-      decay[half] = exp2_fast(rows.largest[half] - largest[half]);  // the own block comes first: its diagonal leaves no row empty
-      rows.largest[half] = largest[half];
-      rows.sum[half] *= decay[half];
-    }
+      float most = s[2 * half];
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < 8; ++n) most = fmaxf(most, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+      most = row_max(most) * factor;
+      if constexpr (!kOwn) {
+        most = fmaxf(most, gathered.largest[half]);
+        const float decay = exp2_fast(gathered.largest[half] - most);
+        gathered.sum[half] *= decay;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        s[n][i] = exp2_fast(s[n][i] - largest[i / 2]);
-        rows.sum[i / 2] += s[n][i];
+        for (int n = 0; n < V / 8; ++n) gathered.out[4 * n + 2 * half] *= decay, gathered.out[4 * n + 2 * half + 1] *= decay;
       }
+      gathered.largest[half] = most;
+      float sum = 0;
 #pragma unroll
-    for (int n = 0; n < V / 8; ++n)
+      for (int n = 0; n < 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) rows.out[n][i] *= decay[i / 2];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (own && 16 * k > in_block) continue;
-      uint32_t a[4];
-      round_to_a(a, s, k);
-      multiply_a_rows(rows.out, a, address(Memory::kValues), first + 16 * k, 0);
+        for (int i = 0; i < 2; ++i) {
+          float& x = s[4 * n + 2 * half + i];
+          x = exp2_fast(fmaf(x, factor, -most));
+          sum += x;
+        }
+      gathered.sum[half] = kOwn ? sum : gathered.sum[half] + sum;
     }
   }
 
-  // Rows meet the keys of a block, their own or block 0 from block 1, and are carried to its start.
-  __device__ void attend(LocalRows<K, V>& rows, int other, float score_factor, int64_t gate_slot) const {
-    const bool own = other == block;
-    const int in_block = row % kBlock, first = other * kBlock;
-    float s[8][4];
+  // Queries meet the keys of a block, their own or block 0 from block 1, and are carried to its start.
+  template <bool kOwn>
+  __device__ __forceinline__ void attend(Gathered<V>& gathered, int other, float score_factor, const float2* prefix) const {
+    uint32_t lower[4][4], minus_upper[4][4];  // of q W^T
+    if constexpr (kPath) {
+      float r[32];
+      wgmma_fence();
+      multiply_by_rows<K>(r, rows(Memory::kRows, block), rows(Memory::kW, other));
+      wgmma_commit();
+      wgmma_wait<0>();
+      hold(r);
+      round_rows(lower, r);
+    }
+    if constexpr (kPath && kOwn) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t kept = 16 * k < row % kBlock ? 0xffffffffu : 16 * k > row % kBlock ? 0u : up_to_diagonal(i);
+          minus_upper[k][i] = negated(lower[k][i] & ~kept);
+          lower[k][i] &= kept;
+        }
+    }
+    float s[32];
     if constexpr (kAttends) {
-      clear(s);
-#pragma unroll
-      for (int k = 0; k < K; k += 16) multiply_a_columns(s, rows.q[k / 16], address(Memory::kKeys), k, first);
+      wgmma_fence();
+      multiply_by_rows<K>(s, rows(Memory::kRows, block), rows(Memory::kKeys, other));
+      if constexpr (kPath && kOwn) multiply_rows<true>(s, minus_upper, x());
+      wgmma_commit();
+      wgmma_wait<0>();
+      hold(s);
     }
-    uint32_t r[4][4];  // q W^T, 16 tokens of the block an entry
+    uint32_t p[4][4];
+    if constexpr (kAttends) {
+      softmax<kOwn>(gathered, s, other, score_factor, prefix);
+      round_rows(p, s);
+      if constexpr (!kOwn) hold(gathered.out);
+    }
+    float carried[K / 2];
     if constexpr (kPath) {
-#pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        float d[2][4];
-        clear(d);
-#pragma unroll
-        for (int k = 0; k < K; k += 16) multiply_a_columns(d, rows.q[k / 16], address(Memory::kW), k, first + 16 * p);
-        round_to_a(r[p], d, 0);
-        if (kAttends && own && 16 * p >= in_block) {
-          uint32_t above[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) above[i] = negated(16 * p > in_block ? r[p][i] : r[p][i] & ~up_to_diagonal(i));
-          multiply_a_rows(s, above, address(x_panel()), 16 * p, 0, kBlock);
-        }
-      }
+      read_rows(carried, shared + Memory::kRows, row);
+      hold(carried);
     }
+    wgmma_fence();
+    if constexpr (kAttends) multiply_rows<!kOwn>(gathered.out, p, rows(Memory::kValues, other));
+    if constexpr (kPath) multiply_rows<true>(carried, lower, rows(Memory::kU, other));
+    wgmma_commit();
+    wgmma_wait<0>();
+    if constexpr (kAttends) hold(gathered.out);
+    if constexpr (kPath) {
+      hold(carried);
+      replace_rows(carried);
+    }
+  }
 
-    if constexpr (kAttends) add_values(rows, s, other, score_factor, gate_slot);
-    if constexpr (kPath) {
-      float carried[K / 8][4];
+  __device__ void write_attention(const Gathered<V>& gathered, int64_t at_query) const {
+    uint32_t* out = call.at.local_out + (at_query * 8 + warp) * (V / 8 * 64) + lane_id();
 #pragma unroll
-      for (int k = 0; k < K / 16; ++k) unround(carried, rows.q[k], k);
+    for (int half = 0; half < 2; ++half) {
+      const float sum = row_sum(gathered.sum[half]), by_sum = 1 / sum;
 #pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        if (own && 16 * p > in_block) continue;
-        if (own && 16 * p == in_block) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) r[p][i] &= up_to_diagonal(i);
-        }
-        multiply_a_rows(carried, r[p], address(Memory::kU), first + 16 * p, 0);
-      }
-#pragma unroll
-      for (int k = 0; k < K / 16; ++k) round_to_a(rows.q[k], carried, k);
+      for (int n = 0; n < V / 8; ++n)
+        out[n * 64 + half * 32] = pack(gathered.out[4 * n + 2 * half] * by_sum, gathered.out[4 * n + 2 * half + 1] * by_sum);
+      if (lane_id() % 4 == 0) call.at.local_lse[at_query * kTile + row + fragment_row() + 8 * half] = gathered.largest[half] + log2f(sum);
     }
+  }
+
+  // By one thread: what of shared memory other kernels read as it is.
+  __device__ void send_values_and_keys(int64_t slot, bool is_last) const {
+    const unsigned char* keys = shared + Memory::kKeys;
+    if (!is_last) {
+      store_bulk(call.at.values + slot * kImageBytes<V>, shared + Memory::kValues, kImageBytes<V>);
+      constexpr int kFirst = kPath ? kBlockBytes : 0;  // with w, block 0's keys go on first
+      for (int panel = 0; panel < K / 64; ++panel)
+        store_bulk(call.at.keys[0] + slot * kImageBytes<K> + panel * kPanelBytes + kFirst, keys + panel * kPanelBytes + kFirst, kPanelBytes - kFirst);
+    }
+    if constexpr (kBackward) {
+      for (int panel = 0; panel < K / 64; ++panel)
+        store_bulk(call.at.block_keys + slot * kHalfImageBytes<K> + panel * kBlockBytes, keys + panel * kPanelBytes, kBlockBytes);
+    }
+    commit_bulk();
   }
 };
 
@@ -390,11 +508,12 @@ template <int K, int V, bool kPath, bool kGated, bool kBackward>
 __global__ void __launch_bounds__(kLocalThreads, K == 64 && V == 64 ? 2 : 1) attend_locally(const __grid_constant__ Call call, int num_units) {
   extern __shared__ __align__(1024) unsigned char shared[];
   using Memory = LocalMemory<K, V>;
+  using Work = Local<K, V, kPath, kGated, kBackward>;
   const int64_t tile_slot = blockIdx.x / num_units;  // neighbours in memory, the heads of a tile, run side by side
   if (tile_slot >= *call.at.num_tiles) return;
   const Tile tile = call.at.tiles[tile_slot];
   const Unit unit = key_unit(call, blockIdx.x % num_units);
-  const Local<K, V, kPath, kGated, kBackward> local(call, tile, shared);
+  const Work local(call, tile, shared);
   const int64_t at = slot(call, unit.local, tile_slot);
   const bool is_last = tile.index + 1 == tile.num_tiles;  // then nobody meets its keys
   float* const maxima = reinterpret_cast<float*>(shared + Memory::kMaxima);
@@ -408,107 +527,79 @@ __global__ void __launch_bounds__(kLocalThreads, K == 64 && V == 64 ? 2 : 1) att
     return factor_for(largest);
   };
 
-  WRows<K> w;
-  InputRows<K> k;
-  InputRows<V> v;
-  LocalRows<K, V> rows;
-  if constexpr (kPath) w.load(call, unit, tile, local.row);
-  k.load(call.k, unit.b, tile.first(), unit.h, local.row, tile.count);
-  v.load(call.v, unit.b, tile.first(), unit.h, local.row, tile.count);
-  local.load_queries(rows, query_unit(call, unit.local * call.group));
-  if constexpr (kPath) w.store(local.row, shared + Memory::kW, reinterpret_cast<float*>(shared + Memory::kBeta));
-  tile_max(k.largest(call.k.dtype), 0);
-  tile_max(v.largest(call.v.dtype), 1);
-  __syncthreads();
-  const float key_factor = factor_of(0), value_factor = factor_of(1);
-  k.store(shared + Memory::kKeys, local.row, call.k.dtype, reciprocal_of_power(key_factor));
-  v.store(shared + Memory::kValues, local.row, call.v.dtype, reciprocal_of_power(value_factor));
-  if (threadIdx.x == 0) {
-    call.at.key_factors[at] = key_factor;
-    call.at.value_factors[at] = value_factor;
-  }
-  __syncthreads();
-  if constexpr (kPath) {
-    local.transform();
+  InputRows<K> q;
+  const auto load_queries = [&](int member, int row) { q.load(call.q, unit.b, tile.first(), unit.h * call.group + member, row, tile.count); };
+  float query_factor;  // of the scale's sign
+  const auto store_queries = [&](int which, int row) {
+    const float factor = factor_of(which);
+    query_factor = copysignf(factor, call.scale);
+    q.store(shared + Memory::kRows, row, call.q.dtype, copysignf(reciprocal_of_power(factor), call.scale));
+    fence_async();
+  };
+  float key_factor;
+  {
+    WRows<K> w;
+    InputRows<K> k;
+    InputRows<V> v;
+    if constexpr (kPath) w.load(call, unit, tile, local.row);
+    k.load(call.k, unit.b, tile.first(), unit.h, local.row, tile.count);
+    v.load(call.v, unit.b, tile.first(), unit.h, local.row, tile.count);
+    load_queries(0, local.row);
+    if constexpr (kPath) w.store(local.row, shared + Memory::kW, reinterpret_cast<float*>(shared + Memory::kBeta));
+    tile_max(k.largest(call.k.dtype), 0);
+    tile_max(v.largest(call.v.dtype), 1);
+    tile_max(q.largest(call.q.dtype), 2);
     __syncthreads();
-  }
-  if (!is_last) {
-    unsigned char* keys = call.at.keys[0] + at * kImageBytes<K>;
-    const auto copy = [](unsigned char* to, const unsigned char* from, int panels, int first_row) {
-      const int chunks = (kTile - first_row) * 8;
-      for (int i = threadIdx.x; i < panels * chunks; i += kLocalThreads) {
-        const int byte = i / chunks * kPanelBytes + first_row * 128 + i % chunks * 16;
-        *reinterpret_cast<uint4*>(to + byte) = *reinterpret_cast<const uint4*>(from + byte);
-      }
-    };
-    copy(call.at.values + at * kImageBytes<V>, shared + Memory::kValues, V / 64, 0);
-    copy(keys, shared + Memory::kKeys, K / 64, kPath ? kBlock : 0);
-    if constexpr (kPath) {
-      local.carry_block_0(keys);
-      __syncthreads();
-      local.store_matrix(call.at.matrices[0] + matrix_slot(call, unit.local, tile_slot, 0) * kMatrixBytes<K>, 0, kTile);
+    key_factor = factor_of(0);
+    const float value_factor = factor_of(1);
+    k.store(shared + Memory::kKeys, local.row, call.k.dtype, reciprocal_of_power(key_factor));
+    v.store(shared + Memory::kValues, local.row, call.v.dtype, reciprocal_of_power(value_factor));
+    store_queries(2, local.row);
+    if (threadIdx.x == 0) {
+      call.at.key_factors[at] = key_factor;
+      call.at.value_factors[at] = value_factor;
     }
   }
-  if constexpr (kBackward) {
-    constexpr int kPanelChunks = kBlock * 8;
-    unsigned char* keys = call.at.block_keys + at * kHalfImageBytes<K>;
-    for (int i = threadIdx.x; i < K / 64 * kPanelChunks; i += kLocalThreads)
-      reinterpret_cast<uint4*>(keys)[i] =
-          *reinterpret_cast<const uint4*>(shared + Memory::kKeys + i / kPanelChunks * kPanelBytes + i % kPanelChunks * 16);
-    if constexpr (kPath) {
-      for (int block = 0; block < 2; ++block)
-        local.store_matrix(call.at.block_matrices + (2 * at + block) * kMatrixBytes<K>, block * kBlock, (block + 1) * kBlock);
-    }
+  if constexpr (kPath) {
+    local.sync_block();
+    local.transform();
   }
+  __syncthreads();
+  if (threadIdx.x == kLocalThreads - 32) local.send_values_and_keys(at, is_last);
 
   for (int member = 0; member < call.group; ++member) {
-    const int64_t query = unit.local * call.group + member;
-    const int64_t at_query = slot(call, query, tile_slot);
-    if (member > 0) local.load_queries(rows, query_unit(call, query));
-    float largest = 0;
-#pragma unroll
-    for (int p = 0; p < K / 16; ++p)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = unpack_input(rows.q[p][i], call.q.dtype);
-        largest = fmaxf(largest, fmaxf(fabsf(pair.x), fabsf(pair.y)));
-      }
-    tile_max(warp_max(largest), 2);
-    __syncthreads();
-    const float query_factor = copysignf(factor_of(2), call.scale), by = copysignf(reciprocal_of_power(fabsf(query_factor)), call.scale);
-    __syncthreads();
-#pragma unroll
-    for (int p = 0; p < K / 16; ++p)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = unpack_input(rows.q[p][i], call.q.dtype);
-        rows.q[p][i] = pack(pair.x * by, pair.y * by);
-      }
-    if constexpr (Local<K, V, kPath, kGated, kBackward>::kAttends) {
-      clear(rows.out);
-      rows.sum[0] = rows.sum[1] = 0;
-      rows.largest[0] = rows.largest[1] = -INFINITY;
+    const Work here(call, tile, shared);  // anew: what the compiler makes of it before the loop would fill the registers
+    const int64_t at_query = slot(call, unit.local * call.group + member, tile_slot);
+    if (member > 0) {
+      const int which = 2 + member % 2, row = here.row;
+      load_queries(member, row);
+      tile_max(q.largest(call.q.dtype), which);
+      if (lane_id() == 0) wait_bulk_read();
+      __syncthreads();
+      store_queries(which, row);
+      here.sync_block();
     }
     const float score_factor = kLog2E * call.scale * query_factor * key_factor;
-    const int64_t gate_slot = at_query * kTile;
-#pragma unroll 1
-    for (int other = local.block; other >= 0; --other) {
-      local.attend(rows, other, score_factor, gate_slot);
-      if (kBackward && other == 1 && tile.count > kBlock)
-        local.store_queries(call.at.block_queries + at_query * kHalfImageBytes<K>, rows, local.row - kBlock, kBlock);
+    const float2* prefix = kGated ? call.at.gate_prefix + at_query * kTile : nullptr;
+    Gathered<V> gathered;
+    here.template attend<true>(gathered, here.block, score_factor, prefix);
+    if (here.block == 1) {
+      if (kBackward && tile.count > kBlock) here.send_rows(call.at.block_queries + at_query * kHalfImageBytes<K>, here.row - kBlock, kBlock);
+      here.sync_block();
+      here.template attend<false>(gathered, 0, score_factor, prefix);
     }
-    local.store_queries(call.at.queries + at_query * kImageBytes<K>, rows, local.row, kTile);
+    here.send_rows(call.at.queries + at_query * kImageBytes<K>, here.row, kTile);
     if (threadIdx.x == 0) call.at.query_factors[at_query] = query_factor;
-    if constexpr (!Local<K, V, kPath, kGated, kBackward>::kAttends) continue;
-    uint32_t* out = call.at.local_out + (at_query * 8 + local.warp) * (V / 8 * 64) + lane_id();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float sum = row_sum(rows.sum[half]), by_sum = 1 / sum;
-#pragma unroll
-      for (int n = 0; n < V / 8; ++n) out[n * 64 + half * 32] = pack(rows.out[n][2 * half] * by_sum, rows.out[n][2 * half + 1] * by_sum);
-      if (lane_id() % 4 == 0) call.at.local_lse[gate_slot + local.row + fragment_row() + 8 * half] = rows.largest[half] + log2f(sum);
+    if constexpr (Work::kAttends) here.write_attention(gathered, at_query);
+  }
+  if constexpr (kPath) {
+    if constexpr (kBackward) local.send_block_matrix(call.at.block_matrices + (2 * at + local.block) * kMatrixBytes<K>);
+    if (!is_last && local.block == 0) {
+      local.carry_block_0(call.at.keys[0] + at * kImageBytes<K>);
+      local.send_tile_matrix(call.at.matrices[0] + matrix_slot(call, unit.local, tile_slot, 0) * kMatrixBytes<K>);
     }
   }
+  if (lane_id() == 0) wait_bulk_read();
 }
 
 }  // namespace pathattn::cuda::hopper

@@ -244,11 +244,24 @@ __device__ inline void store_matrices(uint32_t address, const uint32_t (&x)[4]) 
                : "memory");
 }
 
+// An 8 x 8 matrix of 16-bit numbers, a pair a lane as ldmatrix gives it, transposed.
+__device__ inline uint32_t transpose_matrix(uint32_t x) {
+  uint32_t y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 __device__ inline uint32_t pack(float x, float y) {
   const __half2 pair = __floats2half2_rn(x, y);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 __device__ inline float2 unpack(uint32_t pair) { return __half22float2(reinterpret_cast<const __half2&>(pair)); }
+
+// The same number, of which the compiler knows nothing: what follows from it is computed where it is used, not kept in registers from a loop's start.
+__device__ inline int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 __device__ inline float exp2_fast(float x) {
   float y;
