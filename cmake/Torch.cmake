@@ -19,7 +19,7 @@ target_compile_definitions(torch::torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${TORCH
 target_link_directories(torch::torch INTERFACE "${TORCH_DIR}/lib")
 # stdc++ first: torch's libraries export a broken std::filesystem of their own (remove_all crashes), which would be bound instead.
 target_link_libraries(torch::torch INTERFACE stdc++ torch torch_cpu c10)
-target_link_options(torch::torch INTERFACE -Wl,--no-as-needed "-Wl,-rpath,${TORCH_DIR}/lib")
+target_link_options(torch::torch INTERFACE -Wl,--no-as-needed)  # no -rpath: CMake sets one in the build folder, which a wheel does not keep
 
 if(PATHATTN_CUDA_ENABLED)
   if(EXISTS "${TORCH_DIR}/lib/libc10_cuda.so")
