@@ -10,6 +10,8 @@
 
 #include "model/rotary.h"
 #include "model/row_norm.h"
+#include "model/stick_breaking.h"
+#include "operators/stick_breaking.h"
 
 namespace pathattn {
 namespace {
@@ -102,6 +104,11 @@ at::Tensor AttentionLayer::attend(const at::Tensor& q, const at::Tensor& k, cons
                                   const std::optional<at::Tensor>& beta, const std::optional<at::Tensor>& g, const Call& call,
                                   AttentionState* state) const {
   const std::optional<at::Tensor> cu_seqlens = call.packing ? std::optional(call.packing->cu_seqlens) : std::nullopt;
+  if (config_.kind == AttentionKind::kSba) {
+    if (call.pass == Pass::kPrefill) return stick_breaking_prefill(q, k, v, call.packing, state->attention);
+    if (call.pass == Pass::kDecode) return stick_breaking_decode(q, k, v, state->attention);
+    return std::get<0>(stick_breaking_attention(q, k, v, {}, cu_seqlens));
+  }
   if (call.pass == Pass::kPrefill) return prefill(q, k, v, w, beta, g, {}, cu_seqlens, config_.gate_scaled, state->attention);
   if (call.pass == Pass::kDecode) return decode(q, k, v, w, beta, g, {}, config_.gate_scaled, state->attention);
   if (w || g || cu_seqlens) return std::get<0>(path_attention(q, k, v, w, beta, g, {}, cu_seqlens, config_.gate_scaled));

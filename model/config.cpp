@@ -12,11 +12,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::pair<AttentionKind, const char*> kKindNames[] = {{AttentionKind::kPath, "path"},
-                                                                {AttentionKind::kPathFox, "path_fox"},
-                                                                {AttentionKind::kFox, "fox"},
-                                                                {AttentionKind::kRope, "rope"},
-                                                                {AttentionKind::kNope, "nope"}};
+constexpr std::pair<AttentionKind, const char*> kKindNames[] = {{AttentionKind::kPath, "path"}, {AttentionKind::kPathFox, "path_fox"},
+                                                                {AttentionKind::kFox, "fox"},   {AttentionKind::kSba, "sba"},
+                                                                {AttentionKind::kRope, "rope"}, {AttentionKind::kNope, "nope"}};
 constexpr int64_t kMaxSize = int64_t{1} << 24;  // of any one count, so that products of two fit
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxHeadDim = 256;
@@ -160,14 +158,14 @@ void read_llama(const Fields& fields, ModelConfig& config) {
 void read_own(const Fields& fields, ModelConfig& config) {
   const std::string attention = fields.string("attention");
   read_public_package(fields, config);
-  if (attention == "nope") {
-    config.kind = AttentionKind::kNope;
+  if (attention == "nope" || attention == "sba") {
+    config.kind = attention_kind(attention);
   } else if (attention == "path" || attention == "path_fox") {
     read_path_options(fields, config);
     config.kind = attention_kind(attention);
     if (config.has_gate()) config.gate_scaled = fields.boolean("gate_scaled", {});
   } else {
-    fail("{}: attention is \"{}\", a model of type pathattn has \"path\", \"path_fox\" or \"nope\"", fields.where(), attention);
+    fail("{}: attention is \"{}\", a model of type pathattn has \"path\", \"path_fox\", \"sba\" or \"nope\"", fields.where(), attention);
   }
 }
 
@@ -187,7 +185,7 @@ const char* name_of(AttentionKind kind) {
 AttentionKind attention_kind(const std::string& name) {
   for (const auto& [kind, candidate] : kKindNames)
     if (name == candidate) return kind;
-  fail("\"{}\" is no kind of attention, there are path, path_fox, fox, rope and nope", name);
+  fail("\"{}\" is no kind of attention, there are path, path_fox, fox, sba, rope and nope", name);
 }
 
 int64_t default_intermediate_size(int64_t hidden_size, int64_t hidden_ratio) {

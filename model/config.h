@@ -11,9 +11,9 @@
 
 namespace pathattn {
 
-enum class AttentionKind { kPath, kPathFox, kFox, kRope, kNope };
+enum class AttentionKind { kPath, kPathFox, kFox, kSba, kRope, kNope };
 
-const char* name_of(AttentionKind kind);                // "path", "path_fox", "fox", "rope", "nope"
+const char* name_of(AttentionKind kind);                // "path", "path_fox", "fox", "sba", "rope", "nope"
 AttentionKind attention_kind(const std::string& name);  // Error lists the kinds
 
 struct ModelConfig {

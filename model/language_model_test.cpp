@@ -140,11 +140,12 @@ TEST(LanguageModel, row_norms_have_the_gradients_of_their_formulas) {
   EXPECT_LT(relative_error(torch::autograd::grad({unit_norm(small)}, {small}, {dy})[0], expected[0]), 1e-13);
 }
 
-TEST(LanguageModel, rope_and_nope_layers_are_softmax_attention) {
+// Softmax attention, with rotary positions or without, and stick-breaking attention.
+TEST(LanguageModel, layers_without_w_and_gate_are_their_definitions) {
   torch::NoGradGuard no_gradients;
   constexpr int64_t kTokens = 11, kHeads = 4, kWidth = 8;
   const at::Tensor x = torch::randn({2, kTokens, 32}, torch::kDouble), mask = torch::ones({kTokens, kTokens}, torch::kBool).triu(1);
-  for (const auto kind : {AttentionKind::kRope, AttentionKind::kNope}) {
+  for (const auto kind : {AttentionKind::kRope, AttentionKind::kNope, AttentionKind::kSba}) {
     std::map<std::string, at::Tensor> weights;
     for (const auto& [name, rows] : {std::pair{"q", 32}, std::pair{"k", 16}, std::pair{"v", 16}, std::pair{"o", 32}})
       weights[std::string(name) + "_proj.weight"] = torch::randn({rows, 32}, torch::kDouble) / 4;
@@ -166,7 +167,18 @@ TEST(LanguageModel, rope_and_nope_layers_are_softmax_attention) {
       q = turn(q), k = turn(k);
       std::tie(call.rotation_cos, call.rotation_sin) = rotation_at(torch::arange(kTokens).unsqueeze(0), kWidth, 100, at::kDouble);
     }
-    const at::Tensor weights_of_keys = (q.matmul(k.transpose(2, 3)) / std::sqrt(8.0)).masked_fill(mask, -INFINITY).softmax(-1);
+    const at::Tensor scores = q.matmul(k.transpose(2, 3)) / std::sqrt(8.0);
+    at::Tensor weights_of_keys = scores.masked_fill(mask, -INFINITY).softmax(-1);
+    if (kind == AttentionKind::kSba) {
+      for (int64_t i = 0; i < kTokens; ++i) {
+        at::Tensor rest = torch::ones({2, kHeads}, torch::kDouble);
+        for (int64_t j = kTokens - 1; j >= 0; --j) {
+          const at::Tensor share = j < i ? scores.select(2, i).select(2, j).sigmoid() : torch::zeros({2, kHeads}, torch::kDouble);
+          weights_of_keys.select(2, i).select(2, j).copy_(share * rest);
+          rest = rest * (1 - share);
+        }
+      }
+    }
     const at::Tensor expected = weights_of_keys.matmul(v).transpose(1, 2).reshape({2, kTokens, 32}).matmul(weights.at("o_proj.weight").t());
     EXPECT_LT(relative_error(AttentionLayer(small_config(kind), weights, "").forward(x, call, nullptr), expected), 1e-13) << name_of(kind);
   }

@@ -29,7 +29,8 @@ inline ModelConfig small_config(AttentionKind kind) {
 // One model of each kind, then those with the options that the kinds have.
 inline std::vector<ModelConfig> small_configs() {
   std::vector<ModelConfig> configs;
-  for (const auto kind : {AttentionKind::kPath, AttentionKind::kPathFox, AttentionKind::kFox, AttentionKind::kRope, AttentionKind::kNope})
+  for (const auto kind :
+       {AttentionKind::kPath, AttentionKind::kPathFox, AttentionKind::kFox, AttentionKind::kSba, AttentionKind::kRope, AttentionKind::kNope})
     configs.push_back(small_config(kind));
   ModelConfig path = small_config(AttentionKind::kPathFox);
   path.qk_norm = path.conv_bias = path.gate_scaled = true;

@@ -23,6 +23,7 @@ from matplotlib.ticker import FixedLocator, NullLocator  # noqa: E402
 STYLES = {
     "rope": ("RoPE", "#4d4d4d", "D", ":", "xxx"),
     "nope": ("NoPE", "#CC79A7", "v", "-.", "||"),
+    "sba": ("SBA", "#E69F00", "P", (0, (3, 1, 1, 1)), "\\\\\\"),
     "fox": ("FoX", "#009E73", "^", "--", "..."),
     "path": ("PaTH", "#0072B2", "o", "-", ""),
     "path_fox": ("PaTH-FoX", "#D55E00", "s", "-", "///"),
