@@ -101,7 +101,7 @@ TEST_F(Cuda, models_give_the_cpus_logits_and_gradients) {
 }
 
 TEST_F(Cuda, training_follows_the_cpus) {
-  for (const char* kind : {"path", "path_fox", "fox", "rope", "nope"}) {
+  for (const char* kind : {"path", "path_fox", "fox", "sba", "rope", "nope"}) {
     train(recipe(kind), folder_ / "cpu");
     train(recipe(kind), folder_ / "cuda", {.device = "cuda"});
     train(recipe(kind, {{"train", {{"precision", "bf16"}, {"device", "cuda"}}}}), folder_ / "bf16");
