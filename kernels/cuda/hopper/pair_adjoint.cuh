@@ -55,9 +55,8 @@ struct PairMemory {
 // `p + by`, computed anew at each use: addresses kept from use to use would fill the registers.
 template <typename T>
 __device__ T* moved(T* p, int by) {
-  p += by;
-  asm volatile("" : "+l"(p));
-  return p;
+  asm volatile("" : "+r"(by));
+  return p + by;
 }
 
 // d += A B, A in registers. B's columns are 64 rows of an image with panels of `panel_bytes` (kTransposeB 0), or 64 columns of a panel (1).
@@ -135,12 +134,11 @@ struct PairSide {
     }
     if (with_matrix) copy_bulk(shared + Memory::kMatrix0, pairs.block_matrices + 2 * at * kMatrixBytes<K>, kMatrixBytes<K>, barrier(0));
     if (kPath && is_new && !is_last() && !Memory::kMatrix1Waits) copy_matrix1();
-    prefetch();
+    if constexpr (K == 64) prefetch();  // at 128 the CTAs at work use more than the second-level cache holds
   }
-  __device__ const unsigned char* matrix1() const { return pairs.block_matrices + (2 * at + 1) * kMatrixBytes<K>; }
   __device__ void copy_matrix1() const {
     arrive_expecting(barrier(1), kMatrixBytes<K>);
-    copy_bulk(shared + Memory::kMatrix1, matrix1(), kMatrixBytes<K>, barrier(1));
+    copy_bulk(shared + Memory::kMatrix1, pairs.block_matrices + (2 * at + 1) * kMatrixBytes<K>, kMatrixBytes<K>, barrier(1));
   }
   // What comes from global memory later.
   __device__ void prefetch() const {
@@ -148,9 +146,7 @@ struct PairSide {
     if (member > 0 || is_last()) return;
     prefetch_bulk(far.d_values + at * kTile * V, kBlock * V * 4);
     prefetch_bulk(far.d_keys[0] + at * kTile * K, kBlock * K * 4);
-    if constexpr (!kPath) return;
-    if (Memory::kMatrix1Waits) prefetch_bulk(matrix1(), kMatrixBytes<K>);
-    if (!is_first()) prefetch_bulk(far.d_matrices[0] + matrix_slot(call, unit, at - unit * call.max_tiles, 0) * K * K, K * K * 4);
+    if (kPath && !is_first()) prefetch_bulk(far.d_matrices[0] + matrix_slot(call, unit, at - unit * call.max_tiles, 0) * K * K, K * K * 4);
   }
 
   // To base 2, from block 1's start: a query's gates less its lse, the gates after a key. Gates add up away from the block's edge, so none cancel.
@@ -239,6 +235,14 @@ struct PairSide {
 #pragma unroll
     for (int i = 0; i < 32; i += 2) __stcg(reinterpret_cast<float2*>(to + i / 2 % 2 * 8 * width + i / 4 * 8), make_float2(d[i], d[i + 1]));
   }
+  __device__ static void read_columns(float (&d)[32], const float* from, int n, int width) {
+    from = moved(from, own_row() * width + kBlock * n + fragment_column());
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+      const float2 pair = *reinterpret_cast<const float2*>(from + i / 2 % 2 * 8 * width + i / 4 * 8);
+      d[i] = pair.x, d[i + 1] = pair.y;
+    }
+  }
   // The transposed block (m, n) of rows of K, on top of what was there.
   template <bool kAdds>
   __device__ static void write_transposed(float (&d)[32], float* to, int m, int n) {
@@ -256,12 +260,15 @@ struct PairSide {
     float* const to = far.d_values + at * kTile * V;
 #pragma unroll 1
     for (int n = 0; n < V / 64; ++n) {
-      float d[32];
+      float sum[32], d[32];
+      if (!is_last() || member > 0)
+        read_columns(sum, to, n, V);
+      else
+        zero(sum);
       zero(d);
       multiply_held<1>(d, p, shared + Memory::kDOut + n * kBlockBytes);
-      scale(d, 0x1p-14f * d_out_factor);
-      if (!is_last() || member > 0) add_block(d, to, 0, n, V, kBlock);
-      write_columns(d, to, n, V);
+      add_scaled(sum, 0x1p-14f * d_out_factor, d);
+      write_columns(sum, to, n, V);
     }
   }
 
@@ -356,9 +363,13 @@ struct PairSide {
       uint32_t p[4][4], ds[4][4];
       weigh(p, ds);
       if constexpr (!kIsQueries) add_dvalues(p);
-      if (kPath && Memory::kMatrix1Waits && is_last_member() && !is_last()) {
-        sync_both();
-        if (!kIsQueries && threadIdx.x == 0) copy_matrix1();
+      if (kPath && Memory::kMatrix1Waits && is_last_member() && !is_last()) {  // the place of V0 and dO1 is free
+        if constexpr (kIsQueries) {
+          arrive_at(1, kPairThreads);
+        } else {
+          sync_both();
+          if (threadIdx.x == 0) copy_matrix1();
+        }
       }
       if (kPath && has_rows() && (kIsQueries || is_last_member())) {
         add_dmatrix();
