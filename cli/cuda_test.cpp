@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "evaluate/bits_by_position.h"
-#include "evaluate/flip_flop_error.h"
+#include "evaluate/task_metrics.h"
 #include "generate/generate.h"
 #include "model/device.h"
 #include "model/tensor_file.h"

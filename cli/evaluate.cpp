@@ -1,6 +1,7 @@
 // pathattn evaluate
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +14,7 @@
 #include "cli/standard_output.h"
 #include "data/text_windows.h"
 #include "evaluate/bits_by_position.h"
-#include "evaluate/flip_flop_error.h"
+#include "evaluate/task_metrics.h"
 #include "model/parameters.h"
 #include "train/settings.h"
 
@@ -57,11 +58,21 @@ json evaluate_text(const Arguments& arguments, const LanguageModel& model, Recip
           {"bits_per_byte", evaluate_bits_by_position(model, windows, edges)}};
 }
 
+struct Table {
+  const char *rows, *values, *unit;  // headings, and what stands behind each value
+  const char* key;                   // of the object with the rows; null: the result itself
+};
+
 void print_table(const json& result) {
-  const bool is_text = result.contains("bits_per_byte");
-  fmt::print(stderr, "{:<18}{}\n", is_text ? "position" : "test set", is_text ? "bits per byte" : "error");
-  for (const auto& [name, value] : (is_text ? result.at("bits_per_byte") : result).items()) {
-    if (value.is_number_float()) fmt::print(stderr, "{:<18}{:.3f}{}\n", name, value.get<double>(), is_text ? "" : " %");
+  static const std::map<std::string, Table> kTables = {{"text", {"position", "bits per byte", "", "bits_per_byte"}},
+                                                       {"flip_flop", {"test set", "error", " %", nullptr}},
+                                                       {"word_problem", {"length", "accuracy", " %", "accuracy"}},
+                                                       {"mqrar", {"recalls", "", " %", nullptr}},
+                                                       {"swap_identity", {"product", "accuracy", " %", "accuracy"}}};
+  const Table& table = kTables.at(result.at("task").get<std::string>());
+  fmt::print(stderr, "{:<18}{}\n", table.rows, table.values);
+  for (const auto& [name, value] : (table.key ? result.at(table.key) : result).items()) {
+    if (value.is_number_float()) fmt::print(stderr, "{:<18}{:.3f}{}\n", name, value.get<double>(), table.unit);
   }
 }
 
@@ -71,9 +82,8 @@ void run(const Arguments& arguments) {
   Recipe recipe = find_recipe(arguments, directory, training);
   const LanguageModel model = arguments.model.load(directory);
   const int64_t training_length = TrainSettings::read(recipe).tokens;
-  const bool is_text = recipe.choice("data.kind", "text", {"text", "flip_flop"}) == "text";
-  json result = is_text ? evaluate_text(arguments, model, recipe, training_length) : json{{"task", "flip_flop"}};
-  if (!is_text) result.update(evaluate_flip_flop(model, arguments.num_sequences));
+  json result = read_data_kind(recipe) == "text" ? evaluate_text(arguments, model, recipe, training_length)
+                                                 : evaluate_task(model, recipe, training_length, arguments.num_sequences);
   for (const char* internal : {"recipe", "data", "loss"}) training.erase(internal);
   training["kind"] = name_of(model.config().kind);
   training["parameters"] = num_parameters(model.config());
@@ -92,13 +102,15 @@ void run(const Arguments& arguments) {
 void add_evaluate_command(CLI::App& app) {
   constexpr int64_t kMost = int64_t{1} << 40;  // so that sums of positions and sizes fit
   const CLI::Range count(int64_t{1}, kMost);
-  CLI::App* command = app.add_subcommand("evaluate", "Measure a model on its task: flip-flop error, or bits per byte by position");
+  CLI::App* command =
+      app.add_subcommand("evaluate", "Measure a model on its task: bits per byte by position, flip-flop error, accuracy by length, ...");
   auto arguments = std::make_shared<Arguments>();
   arguments->model.add_to(*command);
   command->add_option("-o,--output", arguments->output, "File for the JSON (default: stdout)");
   command->add_option("--recipe", arguments->recipe, "Where to find the data (default: the recipe the model was trained from)");
   command->add_option("--set", arguments->overrides, "Override a field of --recipe, section.field=value; may be repeated")->allow_extra_args(false);
-  command->add_option("--sequences", arguments->num_sequences, "Flip-flop: sequences of each test set (default: all)")->check(count);
+  command->add_option("--sequences", arguments->num_sequences, "Synthetic tasks: sequences of each test set (default: the task's own number)")
+      ->check(count);
   command->add_option("--windows", arguments->num_windows, "Text: windows of validation text")->check(count)->capture_default_str();
   command->add_option("--positions", arguments->positions, "Text: limits of the ranges of position; the last is the windows' length")
       ->delimiter(',')

@@ -1,9 +1,6 @@
-#include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <map>
 #include <set>
 
 #include "base/error_of.h"
@@ -11,6 +8,7 @@
 #include "base/scratch_folder.h"
 #include "data/flip_flop.h"
 #include "data/stream.h"
+#include "data/test_streams.h"
 #include "data/text_windows.h"
 
 namespace pathattn {
@@ -29,30 +27,10 @@ Corpus corpus_of(const std::vector<int64_t>& sizes) {
   return corpus;
 }
 
-bool same(const Batch& left, const Batch& right) { return at::equal(left.tokens, right.tokens) && at::equal(left.targets, right.targets); }
-
-std::vector<int64_t> values(const at::Tensor& tensor) {
-  const at::Tensor flat = tensor.contiguous();
-  return {flat.data_ptr<int64_t>(), flat.data_ptr<int64_t>() + flat.numel()};
-}
-
 std::string bytes_of(const at::Tensor& tokens) {
   std::string bytes;
   for (const int64_t token : values(tokens)) bytes += static_cast<char>(token);
   return bytes;
-}
-
-// A new stream that continues where another had taken `taken` batches gives what that one gives after them.
-void expect_exact_continuation(const std::function<std::unique_ptr<Stream>()>& make, int64_t taken, int64_t total) {
-  const auto whole = make();
-  for (int64_t i = 0; i < taken; ++i) whole->next();
-  const std::string position = whole->position().dump();
-  EXPECT_LT(position.size(), 300u);
-  const auto resumed = make();
-  resumed->next();  // a stream that was used already may seek too
-  resumed->seek(json::parse(position));
-  for (int64_t i = taken; i < total; ++i) ASSERT_TRUE(same(resumed->next(), whole->next())) << "batch " << i;
-  EXPECT_EQ(resumed->position(), whole->position());
 }
 
 TEST(TextStream, T11_edges_of_the_window_rule) {
@@ -134,12 +112,12 @@ TEST(TextStream, T07_other_data_are_refused_by_name) {
   refused(make_text_stream(corpus_of({1025, 4000}), 4, 32, 1), "tokens_per_row was 64 and is 32");
   refused(make_text_stream(corpus_of({1025, 4000}), 2, 64, 1), "batch_size was 4 and is 2");
   refused(make_text_stream(corpus_of({1025, 4000}), 4, 64, 2), "seed was 1 and is 2");
-  refused(make_flip_flop_stream({0.8, 64}, 4, 1), "kind was \"text\" and is \"flip_flop\"");
+  refused(make_task_stream(std::make_unique<FlipFlop>(0.8, 64), 4, 1), "kind was \"text\" and is \"flip_flop\"");
   EXPECT_EQ(make_text_stream(corpus_of({1025, 4000}), 4, 64, 1)->position().at("data"), position.at("data"));
 }
 
 TEST(Stream, damaged_positions_are_refused) {
-  const auto stream = make_flip_flop_stream({}, 2, 1);
+  const auto stream = make_task_stream(std::make_unique<FlipFlop>(), 2, 1);
   const json good = stream->position();
   stream->seek(good);
   for (const char* damage :
@@ -163,70 +141,6 @@ TEST(TextWindows, evaluation_windows_stay_inside_documents) {
   const std::string error = error_of([&] { evaluation_windows(corpus, 3, 193); });
   EXPECT_NE(error.find("longest validation file has 193 bytes, but a window of 193 tokens needs 194"), std::string::npos) << error;
   EXPECT_NE(error_of([] { evaluation_windows(Corpus(), 3, 64); }).find("has 0 bytes"), std::string::npos);
-}
-
-TEST(FlipFlop, sequences_obey_the_definition) {
-  for (const double p_ignore : {0.0, 0.1, 0.8, 0.98, 1.0}) {
-    const int64_t rows = 300, tokens = 512;
-    const Batch batch = FlipFlop{p_ignore, tokens}.sequences(3, kFlipFlopTest, 0, rows);
-    std::map<int64_t, int64_t> instructions, free_bits, read_bits;
-    for (int64_t row = 0; row < rows; ++row) {
-      const std::vector<int64_t> sequence = values(batch.tokens[row]), targets = values(batch.targets[row]);
-      EXPECT_EQ(sequence.front(), kWrite);
-      EXPECT_EQ(sequence[tokens - 2], kRead);
-      int64_t written = -1;
-      for (int64_t i = 0; i < tokens; i += 2) {
-        const int64_t instruction = sequence[i], bit = sequence[i + 1];
-        ASSERT_TRUE(bit == kZero || bit == kOne);
-        ASSERT_TRUE(instruction == kWrite || instruction == kRead || instruction == kIgnore);
-        if (instruction == kWrite) written = bit;
-        if (instruction == kRead) {
-          ASSERT_EQ(bit, written);
-        }
-        ASSERT_EQ(targets[i], instruction == kRead ? bit : kIgnoreTarget);
-        ASSERT_EQ(targets[i + 1], kIgnoreTarget);
-        if (i > 0 && i < tokens - 2) ++instructions[instruction];
-        ++(instruction == kRead ? read_bits : free_bits)[bit];
-      }
-    }
-    const auto expect_share = [](int64_t count, double share, int64_t total) {
-      EXPECT_NEAR(count, share * total, 5 * std::sqrt(share * (1 - share) * total)) << share;
-    };
-    const int64_t total = rows * (tokens / 2 - 2);
-    expect_share(instructions[kIgnore], p_ignore, total);
-    expect_share(instructions[kWrite], (1 - p_ignore) / 2, total);
-    expect_share(instructions[kRead], (1 - p_ignore) / 2, total);
-    expect_share(free_bits[kOne], 0.5, free_bits[kOne] + free_bits[kZero]);
-  }
-}
-
-TEST(FlipFlop, sequences_are_functions_of_their_number) {
-  const FlipFlop language;
-  const Batch whole = language.sequences(1, kFlipFlopTraining, 0, 10), part = language.sequences(1, kFlipFlopTraining, 4, 3);
-  EXPECT_TRUE(at::equal(whole.tokens.narrow(0, 4, 3), part.tokens));
-  EXPECT_TRUE(at::equal(whole.targets.narrow(0, 4, 3), part.targets));
-  std::set<std::vector<int64_t>> seen;
-  for (const uint64_t stream : {kFlipFlopTraining, kFlipFlopValidation, kFlipFlopTest}) {
-    const Batch batch = language.sequences(1, stream, 0, 200);
-    for (int64_t row = 0; row < 200; ++row) seen.insert(values(batch.tokens[row]));
-  }
-  EXPECT_EQ(seen.size(), 600u);
-}
-
-TEST(FlipFlop, test_sets_have_enough_reads) {
-  for (const FlipFlopTestSet& set : kFlipFlopTestSets) {
-    const Batch batch = set.language.sequences(0, kFlipFlopTest, 0, set.num_sequences);
-    const std::vector<int64_t> targets = values(batch.targets);
-    EXPECT_GT(std::count_if(targets.begin(), targets.end(), [](int64_t target) { return target != kIgnoreTarget; }), 9'500) << set.name;
-  }
-}
-
-TEST(FlipFlop, stream_resumes_exactly) {
-  const auto make = [] { return make_flip_flop_stream({0.8, 64}, 3, 5); };
-  for (const int64_t taken : {0, 1, 7}) expect_exact_continuation(make, taken, 8);
-  EXPECT_EQ(make()->vocabulary_size(), kNumFlipFlopTokens);
-  // Recorded once: a change would silently alter every saved run's data.
-  EXPECT_EQ(values(make()->next().tokens[0].narrow(0, 0, 12)), (std::vector<int64_t>{0, 4, 2, 4, 0, 3, 2, 3, 2, 3, 0, 3}));
 }
 
 class RecipeStream : public testing::Test {
@@ -264,11 +178,40 @@ TEST_F(RecipeStream, flip_flop) {
   Recipe training = recipe({{"kind", "flip_flop"}, {"p_ignore", 0.5}});
   const Batch batch = make_training_stream(training, 2, 64, 7)->next();
   training.refuse_unread();
-  EXPECT_TRUE(same(batch, FlipFlop{0.5, 64}.sequences(7, kFlipFlopTraining, 0, 2)));
+  EXPECT_TRUE(same(batch, FlipFlop(0.5, 64).sequences(7, kTraining, 0, 2)));
   Recipe validation = recipe({{"kind", "flip_flop"}});
   const std::vector<Batch> batches = make_validation_batches(validation, 2, 64, 3);
   ASSERT_EQ(batches.size(), 3u);
-  EXPECT_TRUE(same(batches[2], FlipFlop{0.8, 64}.sequences(0, kFlipFlopValidation, 4, 2)));
+  EXPECT_TRUE(same(batches[2], FlipFlop(0.8, 64).sequences(0, kValidation, 4, 2)));
+}
+
+// Every kind reads its fields, takes no field of another, and validates on sequences that it does not train on.
+TEST_F(RecipeStream, tasks) {
+  const json recipes[] = {{{"kind", "flip_flop"}, {"p_ignore", 0.5}, {"test_reads", 100'000}},
+                          {{"kind", "word_problem"}, {"group", "s5"}, {"prefix", 8}, {"curriculum_start", 2}, {"curriculum_threshold", 0.9}},
+                          {{"kind", "mqrar"}, {"n_back", 4}, {"num_keys", 5}, {"num_values", 7}},
+                          {{"kind", "swap_identity"}}};
+  for (const json& data : recipes) {
+    Recipe training = recipe(data), validation = recipe(data);
+    const auto stream = make_training_stream(training, 2, 64, 7);
+    training.refuse_unread();
+    const std::vector<Batch> batches = make_validation_batches(validation, 2, 64, 3);
+    ASSERT_EQ(batches.size(), 3u);
+    EXPECT_EQ(batches[2].tokens.sizes(), (at::IntArrayRef{2, 64}));
+    const Batch batch = stream->next();
+    EXPECT_LT(batch.tokens.max().item<int64_t>(), stream->vocabulary_size());
+    EXPECT_FALSE(same(batch, batches[0]));
+    for (const auto& [field, value] : data.items()) {
+      if (field != "kind" && field != "test_reads") {
+        EXPECT_EQ(stream->position().at("data").at(field), value) << data;
+      }
+    }
+    json other = data;
+    other["split_seed"] = 3;
+    Recipe unread = recipe(other);
+    make_training_stream(unread, 2, 64, 7);
+    EXPECT_NE(error_of([&] { unread.refuse_unread(); }).find("split_seed"), std::string::npos);
+  }
 }
 
 TEST_F(RecipeStream, errors) {
@@ -276,11 +219,18 @@ TEST_F(RecipeStream, errors) {
     Recipe settings = recipe(data);
     return error_of([&] { make_training_stream(settings, 4, tokens, 1); });
   };
-  EXPECT_NE(training_error({{"kind", "flipflop"}}).find("one of \"text\", \"flip_flop\""), std::string::npos);
+  EXPECT_NE(training_error({{"kind", "flipflop"}}).find("one of \"text\", \"flip_flop\", \"word_problem\", \"mqrar\", \"swap_identity\""),
+            std::string::npos);
   EXPECT_NE(training_error({{"kind", "text"}}).find("data.files is missing"), std::string::npos);
   EXPECT_NE(training_error({{"kind", "text"}, {"files", folder / "missing"}}).find(folder / "missing"), std::string::npos);
   EXPECT_NE(training_error({{"kind", "flip_flop"}, {"p_ignore", 1.5}}).find("data.p_ignore = 1.5"), std::string::npos);
   EXPECT_NE(training_error({{"kind", "flip_flop"}}, 63).find("even"), std::string::npos);
+  EXPECT_NE(training_error({{"kind", "mqrar"}}, 63).find("even"), std::string::npos);
+  EXPECT_NE(training_error({{"kind", "mqrar"}, {"n_back", 4}}, 8).find("no key can recur 4 times"), std::string::npos);
+  EXPECT_NE(training_error({{"kind", "word_problem"}, {"group", "a4"}}).find("one of \"a5\", \"s5\", \"z60\""), std::string::npos);
+  EXPECT_NE(training_error({{"kind", "word_problem"}, {"prefix", 8}}, 8).find("no room for a word after data.prefix = 8"), std::string::npos);
+  EXPECT_NE(training_error({{"kind", "word_problem"}, {"prefix", 8}, {"curriculum_start", 5}}, 12).find("is above 4, the longest word"),
+            std::string::npos);
   folder.write("a", std::string(1000, 'a'));
   Recipe no_validation = recipe({{"kind", "text"}, {"files", folder / "a"}, {"validation_fraction", 0}});
   EXPECT_NE(error_of([&] { make_validation_batches(no_validation, 4, 64, 1); }).find("data.validation_fraction"), std::string::npos);

@@ -5,7 +5,8 @@
 // Bits after w and i are uniform. Only bits after r can be told from what came before: they alone have a target, at the position of their r.
 #pragma once
 
-#include "data/stream.h"
+#include "base/recipe.h"
+#include "data/synthetic_task.h"
 
 namespace pathattn {
 
@@ -13,25 +14,28 @@ namespace pathattn {
 enum FlipFlopToken : int64_t { kWrite = 0, kRead = 1, kIgnore = 2, kZero = 3, kOne = 4 };
 constexpr int64_t kNumFlipFlopTokens = 5;
 
-struct FlipFlop {
-  double p_ignore = 0.8;
-  int64_t tokens = 512;  // of a sequence; even, at least 4
+class FlipFlop : public SyntheticTask {
+ public:
+  explicit FlipFlop(double p_ignore = 0.8, int64_t tokens = 512) : SyntheticTask(tokens), p_ignore_(p_ignore) {}  // tokens: even, at least 4
+  static FlipFlop read(Recipe& recipe, int64_t tokens);
 
-  // The sequences first, first + 1, ... of the random stream, [count, tokens]: each is a function of its number, so any part can be made anywhere.
-  Batch sequences(uint64_t seed, uint64_t stream, int64_t first, int64_t count) const;
+  int64_t vocabulary_size() const override { return kNumFlipFlopTokens; }
+  nlohmann::json identity() const override { return {{"kind", "flip_flop"}, {"p_ignore", p_ignore_}}; }
+
+ private:
+  void write(Random random, std::span<int64_t> tokens, std::span<int64_t> targets) const override;
+
+  double p_ignore_;
 };
 
-// Random streams of one seed: training, validation and test never share a sequence.
-enum FlipFlopStream : uint64_t { kFlipFlopTraining = 0, kFlipFlopValidation = 1, kFlipFlopTest = 2 };
+// How many reads each test set has at least: the field data.test_reads.
+int64_t read_test_reads(Recipe& recipe);
 
-// The paper's test sets; the number of sequences gives each about 10,000 reads.
+// The paper's test sets.
 struct FlipFlopTestSet {
   const char* name;
-  FlipFlop language;
-  int64_t num_sequences;
+  double p_ignore;
 };
-constexpr FlipFlopTestSet kFlipFlopTestSets[] = {{"in_distribution", {0.8, 512}, 400}, {"sparse", {0.98, 512}, 3000}, {"dense", {0.1, 512}, 100}};
-
-std::unique_ptr<Stream> make_flip_flop_stream(const FlipFlop& language, int64_t batch_size, uint64_t seed);
+constexpr FlipFlopTestSet kFlipFlopTestSets[] = {{"in_distribution", 0.8}, {"sparse", 0.98}, {"dense", 0.1}};
 
 }  // namespace pathattn

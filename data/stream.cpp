@@ -1,33 +1,53 @@
 #include "data/stream.h"
 
+#include <algorithm>
 #include <set>
 
 #include "base/error.h"
 #include "data/flip_flop.h"
+#include "data/mqrar.h"
+#include "data/swap_identity.h"
 #include "data/text_windows.h"
+#include "data/word_problem.h"
 
 namespace pathattn {
 namespace {
 
 using nlohmann::json;
 
-const std::vector<std::string> kKinds = {"text", "flip_flop"};
-
-FlipFlop read_flip_flop(Recipe& recipe, int64_t tokens) {
-  if (tokens % 2 != 0 || tokens < 4)
-    fail("{}: the flip-flop language is pairs of tokens, so a row must be an even number of at least 4, not {}", recipe.name(), tokens);
-  return {recipe.number("data.p_ignore", FlipFlop{}.p_ignore, 0, 1), tokens};
+// Null if the data are text.
+std::unique_ptr<SyntheticTask> read_task(Recipe& recipe, int64_t tokens) {
+  const std::string kind = read_data_kind(recipe);
+  if (kind == "flip_flop") return std::make_unique<FlipFlop>(FlipFlop::read(recipe, tokens));
+  if (kind == "word_problem") return std::make_unique<WordProblem>(WordProblem::read(recipe, tokens));
+  if (kind == "mqrar") return std::make_unique<Mqrar>(Mqrar::read(recipe, tokens));
+  if (kind == "swap_identity") return std::make_unique<SwapIdentity>(tokens);
+  return nullptr;
 }
 
 std::string text_of(const json& value) { return value.is_null() ? "not there" : value.dump(); }
 
 }  // namespace
 
-json Stream::position() const { return {{"batches", num_batches_}, {"data", identity_}}; }
+std::string read_data_kind(Recipe& recipe) {
+  return recipe.choice("data.kind", "text", {"text", "flip_flop", "word_problem", "mqrar", "swap_identity"});
+}
+
+void Stream::report_accuracy(double last_accuracy) {
+  if (curriculum_ && curriculum_tokens_ < curriculum_->last_tokens && last_accuracy > curriculum_->threshold) ++curriculum_tokens_;
+}
+
+json Stream::position() const {
+  json position = {{"batches", num_batches_}, {"data", identity_}};
+  if (curriculum_) position["curriculum_tokens"] = curriculum_tokens_;
+  return position;
+}
 
 void Stream::seek(const json& position, bool allow_changes) {
-  const bool whole = position.is_object() && position.contains("data") && position["data"].is_object() && position.contains("batches") &&
-                     position["batches"].is_number_integer() && position["batches"].get<int64_t>() >= 0;
+  const auto has_count = [&](const char* name) {
+    return position.contains(name) && position[name].is_number_integer() && position[name].get<int64_t>() >= 0;
+  };
+  const bool whole = position.is_object() && position.contains("data") && position["data"].is_object() && has_count("batches");
   if (!whole) fail("the saved position in the data is damaged: it lacks a count of batches and what the data were");
   const json& then = position["data"];
   std::set<std::string> fields;
@@ -40,21 +60,23 @@ void Stream::seek(const json& position, bool allow_changes) {
     if (before != now) differences += fmt::format("{}{} was {} and is {}", differences.empty() ? "" : ", ", field, text_of(before), text_of(now));
   }
   if (!differences.empty() && !allow_changes) fail("the data are not those of the saved position: {}", differences);
+  if (curriculum_ && has_count("curriculum_tokens")) {
+    curriculum_tokens_ = std::clamp(position["curriculum_tokens"].get<int64_t>(), curriculum_->first_tokens, curriculum_->last_tokens);
+  } else if (curriculum_ && differences.empty()) {
+    fail("the saved position in the data is damaged: it lacks the length that the curriculum had reached");
+  }
   num_batches_ = position["batches"].get<int64_t>();
 }
 
 std::unique_ptr<Stream> make_training_stream(Recipe& recipe, int64_t batch_size, int64_t tokens_per_row, uint64_t seed) {
-  if (recipe.choice("data.kind", kKinds.front(), kKinds) == "flip_flop") {
-    return make_flip_flop_stream(read_flip_flop(recipe, tokens_per_row), batch_size, seed);
-  }
+  if (auto task = read_task(recipe, tokens_per_row)) return make_task_stream(std::move(task), batch_size, seed);
   return make_text_stream(read_text(recipe).training, batch_size, tokens_per_row, seed);
 }
 
 std::vector<Batch> make_validation_batches(Recipe& recipe, int64_t batch_size, int64_t tokens_per_row, int64_t num_batches) {
   std::vector<Batch> batches;
-  if (recipe.choice("data.kind", kKinds.front(), kKinds) == "flip_flop") {
-    const FlipFlop language = read_flip_flop(recipe, tokens_per_row);
-    for (int64_t i = 0; i < num_batches; ++i) batches.push_back(language.sequences(0, kFlipFlopValidation, i * batch_size, batch_size));
+  if (const auto task = read_task(recipe, tokens_per_row)) {
+    for (int64_t i = 0; i < num_batches; ++i) batches.push_back(task->sequences(0, kValidation, i * batch_size, batch_size));
     return batches;
   }
   const Batch windows = validation_windows(read_text(recipe).validation, batch_size * num_batches, tokens_per_row);

@@ -3,11 +3,12 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <functional>
 #include <string>
 
-#include "data/flip_flop.h"
+#include "base/error_of.h"
 #include "evaluate/bits_by_position.h"
-#include "evaluate/flip_flop_error.h"
+#include "evaluate/task_metrics.h"
 
 namespace pathattn {
 namespace {
@@ -70,11 +71,69 @@ TEST(Evaluate, a_model_that_knows_nothing) {
     for (const auto& [name, parameter] : model->named_parameters()) parameter.detach().zero_();
   }
   EXPECT_NEAR(evaluate_bits_by_position(bytes, random_batch(2, 16, 256), {0, 16}).at("0-16").get<double>(), 8, 1e-6);
-  const auto errors = evaluate_flip_flop(flip_flop, 5);  // all logits are equal: it always answers with token 0, which is no bit
+  const auto errors = evaluate_flip_flop(flip_flop, FlipFlop(), 0, 5);  // all logits are equal: it always answers with token 0, which is no bit
   for (const char* set : {"in_distribution", "sparse", "dense"}) {
     EXPECT_EQ(errors.at(set), 100.0) << set;
     EXPECT_GE(errors.at("reads").at(set), 5) << set;
   }
+}
+
+TEST(Evaluate, flip_flop_sets_have_the_reads_asked_for) {
+  const auto result = evaluate_flip_flop(tiny_model(kNumFlipFlopTokens), FlipFlop(0.8, 64), 3000, 0);
+  for (const auto& [set, reads] : result.at("reads").items()) EXPECT_GE(reads, 3000) << set;
+  EXPECT_LT(result.at("reads").at("sparse"), 4000);  // no more batches than needed
+}
+
+// Each metric against the model's answers to all test sequences at once.
+TEST(Evaluate, tasks_count_what_their_targets_say) {
+  const int64_t rows = 700;  // more than are run at once
+  const WordProblem word_problem({"a5", 2}, 30);
+  const Mqrar mqrar({.n_back = 2, .num_keys = 4, .num_values = 3}, 30);
+  const SwapIdentity swap_identity(30);
+  const auto right_of = [&](const LanguageModel& model, const SyntheticTask& task) {
+    const Batch batch = task.sequences(0, kTest, 0, rows);
+    return std::pair{model.forward(batch.tokens).argmax(-1).eq(batch.targets), batch.targets};
+  };
+  const auto percent = [](const at::Tensor& right) { return 100 * right.to(at::kDouble).mean().item<double>(); };
+  {
+    const LanguageModel model = tiny_model(word_problem.vocabulary_size());
+    const auto [right_BT, targets_BT] = right_of(model, word_problem);
+    const auto result = evaluate_word_problem(model, word_problem, rows);
+    ASSERT_EQ(result.at("accuracy").size(), 28u);
+    for (int64_t length = 1; length <= 28; ++length)
+      EXPECT_NEAR(result.at("accuracy").at(std::to_string(length)).get<double>(), percent(right_BT.select(1, 1 + length)), 1e-9);
+  }
+  {
+    const LanguageModel model = tiny_model(mqrar.vocabulary_size());
+    const auto [right_BT, targets_BT] = right_of(model, mqrar);
+    const at::Tensor counted_BT = targets_BT.ne(kIgnoreTarget);
+    const auto result = evaluate_mqrar(model, mqrar, rows);
+    EXPECT_NEAR(result.at("accuracy").get<double>(), percent(right_BT.index({counted_BT})), 1e-9);
+    EXPECT_EQ(result.at("recalls"), counted_BT.sum().item<int64_t>());
+  }
+  {
+    const LanguageModel model = tiny_model(swap_identity.vocabulary_size());
+    for (const auto& [name, parameter] : model.named_parameters()) {
+      if (name == "lm_head.weight") parameter.detach().narrow(0, 0, kMoved).zero_();  // so that both answers are given
+    }
+    const auto [right_BT, targets_BT] = right_of(model, swap_identity);
+    const auto result = evaluate_swap_identity(model, swap_identity, rows);
+    EXPECT_NEAR(result.at("accuracy").at("same").get<double>(), percent(right_BT.index({targets_BT.eq(kSame)})), 1e-9);
+    EXPECT_NEAR(result.at("accuracy").at("moved").get<double>(), percent(right_BT.index({targets_BT.eq(kMoved)})), 1e-9);
+    EXPECT_EQ(result.at("products").at("same"), targets_BT.eq(kSame).sum().item<int64_t>());
+    EXPECT_GT(result.at("accuracy").at("moved").get<double>() + result.at("accuracy").at("same").get<double>(), 0);
+  }
+}
+
+TEST(Evaluate, a_model_of_another_task_is_refused) {
+  const LanguageModel model = tiny_model(7);
+  const auto expect_refusal = [](const std::function<void()>& evaluate) {
+    EXPECT_NE(error_of(evaluate).find("evaluate it on what it was trained on"), std::string::npos);
+  };
+  expect_refusal([&] { evaluate_flip_flop(model, FlipFlop(), 10, 1); });
+  expect_refusal([&] { evaluate_word_problem(model, WordProblem({"a5"}, 4), 1); });
+  expect_refusal([&] { evaluate_mqrar(model, Mqrar({}, 8), 1); });
+  expect_refusal([&] { evaluate_swap_identity(model, SwapIdentity(8), 1); });
 }
 
 }  // namespace

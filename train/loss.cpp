@@ -7,26 +7,32 @@
 namespace pathattn {
 namespace {
 
-at::Tensor summed_loss(const LanguageModel& model, const at::Tensor& tokens_BT, const at::Tensor& targets_BT) {
-  const at::Tensor logits_BTV = model.forward(tokens_BT);
+at::Tensor summed_loss(const at::Tensor& logits_BTV, const at::Tensor& targets_BT) {
   return at::cross_entropy_loss(logits_BTV.flatten(0, 1), targets_BT.flatten().to(logits_BTV.device()), {}, at::Reduction::Sum, kIgnoreTarget);
+}
+
+at::Tensor count_last_hits(const at::Tensor& logits_BTV, const at::Tensor& targets_BT) {
+  return logits_BTV.select(1, -1).argmax(-1).eq(targets_BT.select(1, -1).to(logits_BTV.device())).sum();
 }
 
 }  // namespace
 
 int64_t count_targets(const Batch& batch) { return batch.targets.ne(kIgnoreTarget).sum().item<int64_t>(); }
 
-double accumulate_gradients(const LanguageModel& model, AdamW& optimizer, const Batch& batch, int64_t micro_batches) {
+BatchResult accumulate_gradients(const LanguageModel& model, AdamW& optimizer, const Batch& batch, int64_t micro_batches) {
   const double num_targets = static_cast<double>(std::max<int64_t>(count_targets(batch), 1));
-  const int64_t num_rows = batch.tokens.size(0) / micro_batches;
-  double loss = 0;
-  for (int64_t row = 0; row < batch.tokens.size(0); row += num_rows) {
-    const at::Tensor part = summed_loss(model, batch.tokens.narrow(0, row, num_rows), batch.targets.narrow(0, row, num_rows)) / num_targets;
-    part.backward();
+  const int64_t batch_size = batch.tokens.size(0), num_rows = batch_size / micro_batches;
+  BatchResult result{0, 0};
+  for (int64_t row = 0; row < batch_size; row += num_rows) {
+    const at::Tensor targets_BT = batch.targets.narrow(0, row, num_rows);
+    const at::Tensor logits_BTV = model.forward(batch.tokens.narrow(0, row, num_rows));
+    const at::Tensor loss = summed_loss(logits_BTV, targets_BT) / num_targets;
+    loss.backward();
     optimizer.add_gradients();
-    loss += part.item<double>();
+    result.loss += loss.item<double>();
+    result.last_accuracy += count_last_hits(logits_BTV.detach(), targets_BT).item<double>() / static_cast<double>(batch_size);
   }
-  return loss;
+  return result;
 }
 
 double mean_loss(const LanguageModel& model, const std::vector<Batch>& batches) {
@@ -34,7 +40,7 @@ double mean_loss(const LanguageModel& model, const std::vector<Batch>& batches) 
   double loss = 0;
   int64_t num_targets = 0;
   for (const Batch& batch : batches) {
-    loss += summed_loss(model, batch.tokens, batch.targets).item<double>();
+    loss += summed_loss(model.forward(batch.tokens), batch.targets).item<double>();
     num_targets += count_targets(batch);
   }
   return loss / static_cast<double>(std::max<int64_t>(num_targets, 1));

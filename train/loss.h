@@ -11,8 +11,13 @@ namespace pathattn {
 
 int64_t count_targets(const Batch& batch);  // those that are not kIgnoreTarget
 
-// The loss. Its gradients are added to the optimizer's sum; activations of one of `micro_batches` equal parts of the rows are held at a time.
-double accumulate_gradients(const LanguageModel& model, AdamW& optimizer, const Batch& batch, int64_t micro_batches);
+struct BatchResult {
+  double loss;
+  double last_accuracy;  // share of the rows whose last target is the likeliest token
+};
+
+// Gradients of the loss are added to the optimizer's sum; activations of one of `micro_batches` equal parts of the rows are held at a time.
+BatchResult accumulate_gradients(const LanguageModel& model, AdamW& optimizer, const Batch& batch, int64_t micro_batches);
 
 // The loss over all of `batches`, without gradients.
 double mean_loss(const LanguageModel& model, const std::vector<Batch>& batches);

@@ -41,8 +41,8 @@ void refuse_used_folder(const fs::path& run) {
 void refuse_changed_recipe(const json& then, const json& now) {
   // Paths of data may change: the data's fingerprint says whether the data did.
   static const std::set<std::string> kMayChange = {
-      "/data/files",           "/train/steps",     "/train/checkpoint_every",   "/train/keep_checkpoints",
-      "/train/validate_every", "/train/log_every", "/train/validation_batches", "/train/device"};
+      "/data/files",      "/data/test_reads",          "/train/steps", "/train/checkpoint_every", "/train/keep_checkpoints", "/train/validate_every",
+      "/train/log_every", "/train/validation_batches", "/train/device"};
   const json old_fields = then.flatten(), new_fields = now.flatten();
   std::set<std::string> keys;
   for (const json& fields : {old_fields, new_fields}) {

@@ -104,20 +104,24 @@ void train_one_step(Run& run, Metrics& metrics) {
   const auto start = std::chrono::steady_clock::now();
   const Batch batch = run.data->next();
   ++run.step;
-  run.loss = accumulate_gradients(run.model, run.optimizer, batch, run.settings.accumulation);
+  const BatchResult result = accumulate_gradients(run.model, run.optimizer, batch, run.settings.accumulation);
+  run.loss = result.loss;
   if (!std::isfinite(run.loss)) fail_diverged(run, "loss", run.loss);
   const double gradient_norm = run.optimizer.clip_gradients();
   if (!std::isfinite(gradient_norm)) fail_diverged(run, "gradient's norm", gradient_norm);
   const double learning_rate = run.settings.learning_rate_at(run.step);
   run.optimizer.step(learning_rate);
+  run.data->report_accuracy(result.last_accuracy);
   run.tokens += batch.tokens.numel();
   if (run.step % run.settings.log_every != 0 && run.step != run.settings.steps) return;
-  metrics.write({{"step", run.step},
-                 {"loss", run.loss},
-                 {"learning_rate", learning_rate},
-                 {"gradient_norm", gradient_norm},
-                 {"tokens", run.tokens},
-                 {"tokens_per_s", std::round(batch.tokens.numel() / seconds_since(start))}});
+  json line = {{"step", run.step},
+               {"loss", run.loss},
+               {"learning_rate", learning_rate},
+               {"gradient_norm", gradient_norm},
+               {"tokens", run.tokens},
+               {"tokens_per_s", std::round(batch.tokens.numel() / seconds_since(start))}};
+  if (run.data->has_curriculum()) line.update({{"tokens_per_row", batch.tokens.size(1)}, {"last_accuracy", result.last_accuracy}});
+  metrics.write(line);
 }
 
 // Until the last step or a signal, which is returned.

@@ -176,14 +176,26 @@ TEST_F(Training, T10_micro_batches_are_weighted_by_their_tokens) {
   const LanguageModel model(model_config_from_recipe(values, 5), 1);
   AdamW optimizer(model, TrainSettings::read(values));
   const Batch batch = uneven_batch(8, 128);
-  const double loss = accumulate_gradients(model, optimizer, batch, 1), norm = optimizer.clip_gradients();
+  const double loss = accumulate_gradients(model, optimizer, batch, 1).loss, norm = optimizer.clip_gradients();
   optimizer.step(0);
   EXPECT_NEAR(mean_loss(model, {batch}), loss, 1e-5 * loss);
   for (int64_t parts : {2, 4, 8}) {
-    EXPECT_NEAR(accumulate_gradients(model, optimizer, batch, parts), loss, 1e-5 * loss) << parts;
+    EXPECT_NEAR(accumulate_gradients(model, optimizer, batch, parts).loss, loss, 1e-5 * loss) << parts;
     EXPECT_NEAR(optimizer.clip_gradients(), norm, 1e-5 * norm) << parts;
     optimizer.step(0);
   }
+}
+
+TEST_F(Training, last_accuracy_is_the_share_of_rows_whose_last_target_is_the_likeliest_token) {
+  Recipe values = recipe();
+  const LanguageModel model(model_config_from_recipe(values, 5), 1);
+  AdamW optimizer(model, TrainSettings::read(values));
+  const Batch batch = uneven_batch(8, 128);
+  const at::Tensor likeliest = model.forward(batch.tokens).select(1, -1).argmax(-1);
+  batch.targets.select(1, -1).copy_((likeliest + 1) % 5);
+  batch.targets.select(1, -1).narrow(0, 1, 3).copy_(likeliest.narrow(0, 1, 3));
+  batch.targets[7][127] = kIgnoreTarget;
+  for (const int64_t parts : {1, 4}) EXPECT_DOUBLE_EQ(accumulate_gradients(model, optimizer, batch, parts).last_accuracy, 3.0 / 8) << parts;
 }
 
 TEST_F(Training, P20_padding_on_the_right_adds_nothing) {
@@ -208,7 +220,7 @@ TEST_F(Training, P20_padding_on_the_right_adds_nothing) {
     gradients[name] = parameter.grad().clone();
     parameter.mutable_grad().reset();
   }
-  EXPECT_NEAR(accumulate_gradients(model, optimizer, padded, 1), weighted_loss / num_targets, 1e-5 * weighted_loss / num_targets);
+  EXPECT_NEAR(accumulate_gradients(model, optimizer, padded, 1).loss, weighted_loss / num_targets, 1e-5 * weighted_loss / num_targets);
   optimizer.step(0);
   for (const auto& [name, gradient] : gradients) {  // after one step the first moment is 0.1 times the gradient
     const at::Tensor difference = optimizer.state().at("first_moment." + name) - 0.1 * gradient;
@@ -219,6 +231,24 @@ TEST_F(Training, P20_padding_on_the_right_adds_nothing) {
 TEST_F(Training, T02_resumed_run_equals_an_uninterrupted_one) {
   expect_exact_continuation({}, 12, 6);
   expect_exact_continuation({{"train", {{"accumulation", 2}}}}, 12, 7);
+}
+
+// Words grow at some steps before and after the cut: a threshold of 0 is passed as soon as one of the last states is right.
+TEST_F(Training, T02_a_curriculum_goes_on_where_it_was) {
+  const json changes = {{"data", {{"kind", "word_problem"}, {"group", "z60"}, {"prefix", 2}, {"curriculum_start", 1}, {"curriculum_threshold", 0}}},
+                        {"train", {{"batch_size", 32}}}};
+  expect_exact_continuation(changes, 24, 12);
+  const auto tokens_per_row = [&](const char* run) {
+    std::vector<int64_t> tokens;
+    std::ifstream file(folder_ / run / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) tokens.push_back(json::parse(line).at("tokens_per_row"));
+    return tokens;
+  };
+  const std::vector<int64_t> straight = tokens_per_row("straight");
+  EXPECT_EQ(straight, tokens_per_row("stopped"));
+  EXPECT_EQ(straight.front(), 3);
+  EXPECT_LT(straight.front(), straight[11]);
+  EXPECT_LT(straight[11], straight.back());
 }
 
 TEST_F(Training, T02_in_bfloat16) { expect_exact_continuation({{"train", {{"precision", "bf16"}}}}, 12, 6); }
