@@ -42,6 +42,7 @@ int run(int argc, char** argv) {
   add_evaluate_command(app);
   add_generate_command(app);
   add_logits_command(app);
+  add_construct_command(app);
   use_all_cores();
   try {
     app.parse(argc, argv);
