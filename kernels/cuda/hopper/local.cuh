@@ -39,40 +39,51 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
+// 16 bytes a lane and load, kRows rows further down each time, zero for rows from `count` on; `first` is the lane's first row, `row` the warp's.
+template <int kRows, int N, typename Vector, typename Element>
+__device__ void load_rows(Vector (&x)[N], const Element* at, int64_t stride, int first, int row, int count) {
+  const auto read = [&](int i) { return *reinterpret_cast<const Vector*>(at + i * (kRows * stride)); };
+  if (row + 16 <= count) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = read(i);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = first + i * kRows < count ? read(i) : Vector{0, 0, 0, 0};
+  }
+}
+// The byte of an image `rows` below one whose row, modulo 8, has no bit of theirs.
+__device__ inline uint32_t byte_further_down(uint32_t byte, int rows) { return (byte ^ (rows % 8 * 16)) + rows * 128; }
+
 // 16 rows of a 16-bit tensor in a warp's registers, 16 bytes a lane: rows r of the tile, zero from `count` on.
 template <int D>
 struct InputRows {
-  static constexpr int kChunks = D / 8, kLoads = 16 * kChunks / 32;
+  static constexpr int kChunks = D / 8, kLoads = 16 * kChunks / 32, kRows = 32 / kChunks;  // kRows at a time
   uint4 x[kLoads];
 
   __device__ void load(const Tensor& tensor, int64_t b, int64_t token, int h, int row, int count) {
     const int first = row + lane_id() / kChunks;
     const auto* at = static_cast<const uint16_t*>(tensor.data) + b * tensor.batch_stride + h * tensor.head_stride +
                      (token + first) * tensor.token_stride + lane_id() % kChunks * 8;
-    const int64_t step = 32 / kChunks * tensor.token_stride;
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) x[i] = first + i * (32 / kChunks) < count ? *reinterpret_cast<const uint4*>(at + i * step) : uint4{0, 0, 0, 0};
+    load_rows<kRows>(x, at, tensor.token_stride, first, row, count);
   }
   __device__ float largest(DType dtype) const {
-    const auto of = [&](auto most) {
+    uint32_t most = 0;
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i)
-        for (const uint32_t& pair : {x[i].x, x[i].y, x[i].z, x[i].w}) most = __hmax2(most, __habs2(reinterpret_cast<const decltype(most)&>(pair)));
-      return fmaxf(__low2float(most), __high2float(most));
-    };
-    return warp_max(dtype == DType::kFloat16 ? of(__half2{}) : of(__nv_bfloat162{}));
+    for (int i = 0; i < kLoads; ++i)
+      for (uint32_t pair : {x[i].x, x[i].y, x[i].z, x[i].w}) most = dtype == DType::kFloat16 ? larger_half(most, pair) : larger_bfloat16(most, pair);
+    const float2 two = unpack_input(most, dtype);
+    return warp_max(fmaxf(fabsf(two.x), fabsf(two.y)));
   }
   __device__ void store(unsigned char* image, int row, DType dtype, float by) const {
+    const uint32_t first = image_byte(row + lane_id() / kChunks, lane_id() % kChunks * 8);
     const auto store_as = [&](auto unpack_pair) {
       const auto scaled = [&](uint32_t pair) {
         const float2 two = unpack_pair(pair);
         return pack(two.x * by, two.y * by);
       };
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int r = row + (i * 32 + lane_id()) / kChunks, chunk = lane_id() % kChunks;
-        *reinterpret_cast<uint4*>(image + image_byte(r, 8 * chunk)) = {scaled(x[i].x), scaled(x[i].y), scaled(x[i].z), scaled(x[i].w)};
-      }
+      for (int i = 0; i < kLoads; ++i)
+        *reinterpret_cast<uint4*>(image + byte_further_down(first, i * kRows)) = {scaled(x[i].x), scaled(x[i].y), scaled(x[i].z), scaled(x[i].w)};
     };
     if (dtype == DType::kFloat16)
       store_as([](uint32_t pair) { return unpack_input(pair, DType::kFloat16); });
@@ -95,9 +106,7 @@ struct WRows {
     const int first = row + lane_id() / kChunks;
     const auto* at = static_cast<const float*>(w.data) + unit.b * w.batch_stride + unit.h * w.head_stride + (tile.first() + first) * w.token_stride +
                      lane_id() % kChunks * 4;
-    const int64_t step = kRows * w.token_stride;
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) x[i] = first + i * kRows < tile.count ? *reinterpret_cast<const float4*>(at + i * step) : float4{0, 0, 0, 0};
+    load_rows<kRows>(x, at, w.token_stride, first, row, tile.count);
     const int r = row + own_row();
     beta = owns_row() && r < tile.count ? call.beta.at(unit.b, tile.first() + r, unit.h) : 0.f;
   }
@@ -112,12 +121,12 @@ struct WRows {
 #pragma unroll
       for (int i = 0; i < kLoads / 2; ++i) largest[i] = __vmaxu2(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], step));
     float own_factor = 1;
+    const uint32_t first = image_byte(row + lane_id() / kChunks, lane_id() % kChunks * 4);
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const float factor = 128 * factor_for(__uint_as_float(i % 2 ? largest[i / 2] & 0xffff0000u : largest[i / 2] << 16));
       const float by = reciprocal_of_power(factor);
-      const int r = row + i * kRows + lane_id() / kChunks, chunk = lane_id() % kChunks;
-      *reinterpret_cast<uint2*>(image + image_byte(r, 4 * chunk)) = {pack(x[i].x * by, x[i].y * by), pack(x[i].z * by, x[i].w * by)};
+      *reinterpret_cast<uint2*>(image + byte_further_down(first, i * kRows)) = {pack(x[i].x * by, x[i].y * by), pack(x[i].z * by, x[i].w * by)};
       if (lane_id() % kChunks == i) own_factor = factor;
     }
     if (owns_row()) betas[row + own_row()] = beta * own_factor * own_factor;
@@ -260,9 +269,10 @@ struct Local {
       invert(y, minus_n, rows(Memory::kU, block), warp % 4, 1 + block);
     }
     // -T = -Y B in two terms of float16: the only ill-conditioned factor.
-    uint32_t high[4][4], low[4][4];
+    uint32_t high[4][4] = {}, low[4][4] = {};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
+      if (16 * k > in_block) continue;
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const float2 beta = *reinterpret_cast<const float2*>(betas() + 16 * k + 8 * n + fragment_column());
@@ -490,8 +500,8 @@ struct Local {
   // By one thread: what of shared memory other kernels read as it is.
   __device__ void send_values_and_keys(int64_t slot, bool is_last) const {
     const unsigned char* keys = shared + Memory::kKeys;
+    if (!is_last || (kBackward && tile.count > kBlock)) store_bulk(call.at.values + slot * kImageBytes<V>, shared + Memory::kValues, kImageBytes<V>);
     if (!is_last) {
-      store_bulk(call.at.values + slot * kImageBytes<V>, shared + Memory::kValues, kImageBytes<V>);
       constexpr int kFirst = kPath ? kBlockBytes : 0;  // with w, block 0's keys go on first
       for (int panel = 0; panel < K / 64; ++panel)
         store_bulk(call.at.keys[0] + slot * kImageBytes<K> + panel * kPanelBytes + kFirst, keys + panel * kPanelBytes + kFirst, kPanelBytes - kFirst);
