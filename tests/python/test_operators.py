@@ -276,6 +276,22 @@ def test_errors_name_the_argument(wrong, error, message):
         pathattn.path_attention(**with_wrong(**wrong))
 
 
+def test_F14_a_padded_batch_is_packed_and_asks_for_no_lengths():
+    lengths, width = [3, 0, 5], 5
+    padded = random_inputs(len(lengths), width, 4, 2, 16, 8)
+    with pytest.raises(TypeError, match="lengths"):
+        pathattn.path_attention(**padded, lengths=torch.tensor(lengths))
+    with pytest.raises(ValueError, match="batch size 1, got 3"):
+        pathattn.path_attention(**padded, cu_seqlens=torch.tensor([0, 3, 3, 8]))
+    packed = {name: torch.cat([x[n : n + 1, :length] for n, length in enumerate(lengths)], 1) for name, x in padded.items()}
+    o, lse = attend(**packed, cu_seqlens=torch.tensor([0, 3, 3, 8]))
+    for n, document in ((0, slice(0, 3)), (2, slice(3, 8))):  # a row past the length has no place in o; those before do not see it
+        alone = attend(**rows({name: x[n : n + 1] for name, x in padded.items()}, 0, lengths[n]))
+        assert equal(alone, (o[:, document], lse[:, document]))
+        for x, expected in zip(attend(**padded), alone):
+            assert relative_error(x[n : n + 1, : lengths[n]], expected) < 1e-12
+
+
 def test_P32_the_operator_itself_takes_no_mixed_types():
     inputs = with_wrong()
     with pytest.raises(TypeError, match="beta must be Float, got Double"):
