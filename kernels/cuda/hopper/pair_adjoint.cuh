@@ -118,6 +118,7 @@ struct PairSide {
   __device__ bool has_matrix() const { return !is_first() && !is_last(); }
   __device__ bool is_last_member() const { return member + 1 == call.group; }
   __device__ float* rows() const { return kIsQueries ? far.d_queries + (at_query * kTile + kBlock) * K : far.d_keys[0] + at * kTile * K; }
+  __device__ const float* d_tile() const { return far.d_matrices[0] + matrix_slot(call, unit, at - unit * call.max_tiles, 0) * K * K; }
   __device__ float* d_matrix(int block) const { return pairs.block_dmatrices + (2 * at + block) * K * K; }
   __device__ static void sync_both() { sync_threads(1, kPairThreads); }
   __device__ static void sync_side() { sync_threads(2 + kIsQueries, kPairThreads / 2); }
@@ -146,7 +147,10 @@ struct PairSide {
     if (member > 0 || is_last()) return;
     prefetch_bulk(far.d_values + at * kTile * V, kBlock * V * 4);
     prefetch_bulk(far.d_keys[0] + at * kTile * K, kBlock * K * 4);
-    if (kPath && !is_first()) prefetch_bulk(far.d_matrices[0] + matrix_slot(call, unit, at - unit * call.max_tiles, 0) * K * K, K * K * 4);
+    if constexpr (kPath) prefetch_matrix();
+  }
+  __device__ void prefetch_matrix() const {
+    if (has_matrix()) prefetch_bulk(d_tile(), K * K * 4);
   }
 
   // To base 2, from block 1's start: a query's gates less its lse, the gates after a key. Gates add up away from the block's edge, so none cancel.
@@ -275,13 +279,12 @@ struct PairSide {
   // dG1, or the query head's part of dG0, whose transpose it computes: own^T drows + G1^T dG.
   __device__ void add_dmatrix() const {
     float* const d_out = d_matrix(kIsQueries ? 0 : 1);
-    const float* const d_tile = far.d_matrices[0] + matrix_slot(call, unit, at - unit * call.max_tiles, 0) * K * K;
     const bool with_tile = is_last_member() && has_matrix();
 #pragma unroll 1
     for (int m = 0; m < K / 64; ++m) {
       uint32_t by_tile[K / 16][4], by_rows[4][4];
       float tile_factor = 1;
-      if (with_tile) tile_factor = load_as_a<kIsQueries>(by_tile, d_tile + kBlock * m * (kIsQueries ? 1 : K), K);
+      if (with_tile) tile_factor = load_as_a<kIsQueries>(by_tile, d_tile() + kBlock * m * (kIsQueries ? 1 : K), K);
       const float rows_factor = load_as_a<true>(by_rows, rows() + kBlock * m, K);
       if (with_tile && kIsQueries) wait(barrier(1), 0);
 #pragma unroll 1
@@ -321,13 +324,18 @@ struct PairSide {
 #pragma unroll 1
     for (int n = 0; n < K / 64; ++n) {
       float d[32];
+      const auto add = [&](const float* from) {
+        float x[32];
+        read_columns(x, from, n, K);
+        add_scaled(d, 1.f, x);
+      };
       zero(d);
       multiply_held<1>(d, ds, shared + kOther + n * kBlockBytes);
       scale(d, unit_of_ds);
       if constexpr (!kPath) {
-        if (has_rows() || (!kIsQueries && member > 0)) add_block(d, to, 0, n, K, kBlock);
+        if (has_rows() || (!kIsQueries && member > 0)) add(to);
       } else {
-        if (!kIsQueries && member > 0) add_block(d, sums, 0, n, K, kBlock);
+        if (!kIsQueries && member > 0) add(sums);
         if (!kIsQueries && !is_last_member()) {
           write_columns(d, sums, n, K);
           continue;
@@ -363,12 +371,11 @@ struct PairSide {
       uint32_t p[4][4], ds[4][4];
       weigh(p, ds);
       if constexpr (!kIsQueries) add_dvalues(p);
-      if (kPath && Memory::kMatrix1Waits && is_last_member() && !is_last()) {  // the place of V0 and dO1 is free
-        if constexpr (kIsQueries) {
-          arrive_at(1, kPairThreads);
-        } else {
-          sync_both();
-          if (threadIdx.x == 0) copy_matrix1();
+      if (kPath && Memory::kMatrix1Waits && is_last_member() && !is_last()) {
+        sync_both();  // V0 and dO1 are done with; and the sides go on together, so that memory is read once for both
+        if (!kIsQueries && threadIdx.x == 0) {
+          copy_matrix1();
+          prefetch_matrix();
         }
       }
       if (kPath && has_rows() && (kIsQueries || is_last_member())) {
