@@ -94,16 +94,15 @@ LanguageModel flip_flop(at::ScalarType compute_type) {
   for (int64_t token = 0; token < kNumFlipFlopTokens; ++token) weights.set("model.embeddings.weight", token, token, 1);
   for (int64_t layer : {0, 1}) weights.ask(layer, 0, kNumFlipFlopTokens, 1);
 
-  const auto set_key = [&](int64_t layer, int64_t channel, double value) {  // the key's first coordinate, and w along it
-    weights.set_attention(layer, "k_proj", 0, channel, value / kNormedOne);
-    weights.set_attention(layer, "w_proj", 0, channel, value * kLongW);
+  const auto set_key = [&](int64_t layer, int64_t channel) {  // the key's first coordinate, and w along it
+    weights.set_attention(layer, "k_proj", 0, channel, 1 / kNormedOne);
+    weights.set_attention(layer, "w_proj", 0, channel, kLongW);
   };
-  for (const int64_t instruction : {kWrite, kRead, kIgnore}) set_key(0, instruction, 1);
+  for (const int64_t instruction : {kWrite, kRead, kIgnore}) set_key(0, instruction);
   weights.set_attention(0, "v_proj", 0, kWrite, 1 / kNormedOne);
   weights.set_attention(0, "o_proj", kFlag, 0, 1);
 
-  set_key(1, kFlag, 1);
-  set_key(1, kWrite, -1);  // a write is its own last instruction; only the bit after it is to have a key
+  set_key(1, kFlag);
   for (const auto& [coordinate, bit, answer] : {std::tuple{0, kZero, kAnswerZero}, std::tuple{1, kOne, kAnswerOne}}) {
     weights.set_attention(1, "v_proj", coordinate, bit, 1 / kNormedOne);
     weights.set_attention(1, "o_proj", answer, coordinate, 1);
