@@ -147,20 +147,23 @@ TEST(Generate, S02_random_weights_give_valid_text) {
   ModelConfig config = small_config(AttentionKind::kPath);
   config.vocabulary_size = 256;
   const LanguageModel model = random_model(config);
-  for (const uint64_t seed : {1, 2, 3}) {
-    Utf8Stream stream;
-    std::string text, bytes;
-    GenerateOptions options{.max_new_tokens = 500, .seed = seed};
-    options.sampling.temperature = 1.5;
-    generate(model, {{65}}, options, [&](int64_t, int64_t token) {
-      bytes.push_back(static_cast<char>(token));
-      text += stream.feed(std::string(1, static_cast<char>(token)));
-    });
-    text += stream.finish();
+  const size_t num_streams = 100, length = 2000;
+  std::vector<Utf8Stream> streams(num_streams);
+  std::vector<std::string> texts(num_streams);
+  GenerateOptions options{.max_new_tokens = length, .seed = 1};
+  options.sampling.temperature = 1.5;
+  const auto generated = generate(model, std::vector<std::vector<int64_t>>(num_streams, {65}), options, [&](int64_t i, int64_t token) {
+    const std::string piece = streams[i].feed(std::string(1, static_cast<char>(token)));
+    EXPECT_NO_THROW(nlohmann::json(piece).dump());  // throws where it is not UTF-8
+    texts[i] += piece;
+  });
+  for (size_t i = 0; i < num_streams; ++i) {
+    ASSERT_EQ(generated[i].size(), length);
     Utf8Stream whole;
-    const std::string at_once = whole.feed(bytes);
-    EXPECT_EQ(text, at_once + whole.finish());
-    EXPECT_NO_THROW(nlohmann::json(text).dump());
+    const std::string at_once = whole.feed(std::string(generated[i].begin(), generated[i].end()));
+    EXPECT_EQ(texts[i] + streams[i].finish(), at_once + whole.finish());
+    EXPECT_NO_THROW(nlohmann::json(at_once).dump());
+    EXPECT_NE(texts[i], texts[(i + 1) % num_streams]);
   }
 }
 
