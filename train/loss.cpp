@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace pathattn {
 namespace {
@@ -10,6 +11,8 @@ namespace {
 at::Tensor summed_loss(const at::Tensor& logits_BTV, const at::Tensor& targets_BT) {
   return at::cross_entropy_loss(logits_BTV.flatten(0, 1), targets_BT.flatten().to(logits_BTV.device()), {}, at::Reduction::Sum, kIgnoreTarget);
 }
+
+std::optional<at::Tensor> documents(const Batch& batch) { return batch.cu_seqlens.defined() ? std::optional(batch.cu_seqlens) : std::nullopt; }
 
 at::Tensor count_last_hits(const at::Tensor& logits_BTV, const at::Tensor& targets_BT) {
   return logits_BTV.select(1, -1).argmax(-1).eq(targets_BT.select(1, -1).to(logits_BTV.device())).sum();
@@ -25,7 +28,7 @@ BatchResult accumulate_gradients(const LanguageModel& model, AdamW& optimizer, c
   BatchResult result{0, 0};
   for (int64_t row = 0; row < batch_size; row += num_rows) {
     const at::Tensor targets_BT = batch.targets.narrow(0, row, num_rows);
-    const at::Tensor logits_BTV = model.forward(batch.tokens.narrow(0, row, num_rows));
+    const at::Tensor logits_BTV = model.forward(batch.tokens.narrow(0, row, num_rows), documents(batch));
     const at::Tensor loss = summed_loss(logits_BTV, targets_BT) / num_targets;
     loss.backward();
     optimizer.add_gradients();
@@ -40,7 +43,7 @@ double mean_loss(const LanguageModel& model, const std::vector<Batch>& batches) 
   double loss = 0;
   int64_t num_targets = 0;
   for (const Batch& batch : batches) {
-    loss += summed_loss(model.forward(batch.tokens), batch.targets).item<double>();
+    loss += summed_loss(model.forward(batch.tokens, documents(batch)), batch.targets).item<double>();
     num_targets += count_targets(batch);
   }
   return loss / static_cast<double>(std::max<int64_t>(num_targets, 1));

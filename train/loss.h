@@ -17,6 +17,7 @@ struct BatchResult {
 };
 
 // Gradients of the loss are added to the optimizer's sum; activations of one of `micro_batches` equal parts of the rows are held at a time.
+// Packed documents (cu_seqlens) are one row, so one part.
 BatchResult accumulate_gradients(const LanguageModel& model, AdamW& optimizer, const Batch& batch, int64_t micro_batches);
 
 // The loss over all of `batches`, without gradients.

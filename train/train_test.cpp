@@ -199,33 +199,36 @@ TEST_F(Training, last_accuracy_is_the_share_of_rows_whose_last_target_is_the_lik
   for (const int64_t parts : {1, 4}) EXPECT_DOUBLE_EQ(accumulate_gradients(model, optimizer, batch, parts).last_accuracy, 3.0 / 8) << parts;
 }
 
-TEST_F(Training, P20_padding_on_the_right_adds_nothing) {
+// Padding on the right is seen by no counted row. Padding on the left would be: there each row is packed as two documents, its padding and its text.
+TEST_F(Training, P20_padding_adds_nothing) {
   Recipe values = recipe({{"train", {{"gradient_clip", 0}}}});
-  const LanguageModel model(model_config_from_recipe(values, 5), 1);
-  AdamW optimizer(model, TrainSettings::read(values));
+  const ModelConfig config = model_config_from_recipe(values, 5);
+  const LanguageModel model(config, 1);
   at::manual_seed(2);
-  const std::vector<int64_t> lengths = {7, 64, 65, 128};
-  Batch padded{at::zeros({4, 128}, at::kLong), at::full({4, 128}, kIgnoreTarget, at::kLong), {}};
-  double weighted_loss = 0, num_targets = 0;
-  for (size_t row = 0; row < lengths.size(); ++row) {
-    const Batch alone{at::randint(0, 5, {1, lengths[row]}, at::kLong), at::randint(0, 5, {1, lengths[row]}, at::kLong), {}};
-    padded.tokens[row].narrow(0, 0, lengths[row]).copy_(alone.tokens[0]);
-    padded.targets[row].narrow(0, 0, lengths[row]).copy_(alone.targets[0]);
-    weighted_loss += mean_loss(model, {alone}) * lengths[row];
-    num_targets += lengths[row];
-    const at::Tensor nats = at::cross_entropy_loss(model.forward(alone.tokens)[0], alone.targets[0], {}, at::Reduction::Sum);
-    (nats / 264).backward();
+  Batch right{at::zeros({4, 128}, at::kLong), at::full({4, 128}, kIgnoreTarget, at::kLong), {}},
+      left{right.tokens.clone(), right.targets.clone(), {}};
+  std::vector<int64_t> documents = {0};
+  double loss = 0;
+  for (const int64_t length : {7, 64, 65, 128}) {
+    const int64_t first = documents.back(), row = first / 128;
+    const Batch alone{at::randint(0, 5, {1, length}, at::kLong), at::randint(0, 5, {1, length}, at::kLong), {}};
+    for (const auto& [batch, start] : {std::pair<Batch*, int64_t>{&right, 0}, {&left, 128 - length}}) {
+      batch->tokens[row].narrow(0, start, length).copy_(alone.tokens[0]);
+      batch->targets[row].narrow(0, start, length).copy_(alone.targets[0]);
+    }
+    documents.insert(documents.end(), {first + 128 - length, first + 128});
+    loss += mean_loss(model, {alone}) * length / 264;
+    (at::cross_entropy_loss(model.forward(alone.tokens)[0], alone.targets[0], {}, at::Reduction::Sum) / 264).backward();
   }
-  std::map<std::string, at::Tensor> gradients;
-  for (const auto& [name, parameter] : model.named_parameters()) {
-    gradients[name] = parameter.grad().clone();
-    parameter.mutable_grad().reset();
-  }
-  EXPECT_NEAR(accumulate_gradients(model, optimizer, padded, 1).loss, weighted_loss / num_targets, 1e-5 * weighted_loss / num_targets);
-  optimizer.step(0);
-  for (const auto& [name, gradient] : gradients) {  // after one step the first moment is 0.1 times the gradient
-    const at::Tensor difference = optimizer.state().at("first_moment." + name) - 0.1 * gradient;
-    EXPECT_LT(difference.norm().item<double>(), 1e-6 * gradient.norm().item<double>()) << name;
+  for (const Batch& batch : {right, Batch{left.tokens.view({1, 512}), left.targets.view({1, 512}), torch::tensor(documents)}}) {
+    const LanguageModel padded(config, 1);
+    AdamW optimizer(padded, TrainSettings::read(values));
+    EXPECT_NEAR(accumulate_gradients(padded, optimizer, batch, 1).loss, loss, 1e-5 * loss);
+    optimizer.step(0);
+    for (const auto& [name, parameter] : model.named_parameters()) {  // after one step the first moment is 0.1 times the gradient
+      const at::Tensor difference = optimizer.state().at("first_moment." + name) - 0.1 * parameter.grad();
+      EXPECT_LT(difference.norm().item<double>(), 1e-6 * parameter.grad().norm().item<double>()) << name;
+    }
   }
 }
 
