@@ -29,6 +29,14 @@ struct Workspace {
   unsigned char* block_queries;   // [query unit][max_tiles] 64 rows: queries of block 1, where it has tokens, carried to its start
   unsigned char* block_keys;      // [unit][max_tiles] 64 rows: keys of block 0 carried to its end
   unsigned char* block_matrices;  // [unit][max_tiles][2] G of each block
+  // In backward with w, of the UT transform of a tile's blocks:
+  unsigned char* transform_w;  // [unit][max_tiles] images, rows as WRows makes them
+  float* transform_factors;    // [unit][max_tiles][2]
+  unsigned char* transform_u;  // [unit][max_tiles] images of -U / factor
+  unsigned char* transform_x;  // [unit][max_tiles][2] 64 x 64 of -X / factor, of keys as stored
+  unsigned char* transform_y;  // [unit][max_tiles][2][2] 64 x 64: both terms of (I + N)^-1
+  float* transform_rows;       // [unit][max_tiles][2][kTile] beta as W is stored, the powers of two that rows of w were divided by
+  unsigned* arrivals;          // [unit][max_tiles] of differentiate_carry's CTAs at a parent's first tile; zero between levels
 };
 
 struct Call {
@@ -48,7 +56,9 @@ struct Call {
 struct Unit {
   int64_t local, b;  // local: among the units at work
   int h;
-  __device__ Unit(int64_t local, int heads, int64_t first) : local(local), b((first + local) / heads), h(static_cast<int>((first + local) % heads)) {}
+  // There are fewer than 2^31 of them: a division of 32 bits is a fifth of one of 64.
+  __device__ Unit(int64_t local, int heads, int64_t first)
+      : local(local), b(static_cast<unsigned>(first + local) / heads), h(static_cast<int>(static_cast<unsigned>(first + local) % heads)) {}
 };
 __device__ inline Unit key_unit(const Call& call, int64_t local) { return Unit(local, call.heads, call.first_unit); }
 __device__ inline Unit query_unit(const Call& call, int64_t local) { return Unit(local, call.heads * call.group, call.first_unit * call.group); }

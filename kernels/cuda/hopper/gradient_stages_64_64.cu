@@ -2,6 +2,6 @@
 
 namespace pathattn::cuda::hopper {
 
-template cudaError_t gradient_stages<64, 64>(const Call&, const Gradients&, int64_t, int, cudaStream_t);
+template cudaError_t gradient_stages<64, 64>(const Call&, const Gradients&, int64_t, cudaStream_t);
 
 }  // namespace pathattn::cuda::hopper

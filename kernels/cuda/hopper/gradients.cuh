@@ -5,6 +5,7 @@
 #include "kernels/cuda/hopper/far_gradient.cuh"
 #include "kernels/cuda/hopper/local_gradients.cuh"
 #include "kernels/cuda/hopper/output_gradients.cuh"
+#include "kernels/cuda/hopper/pair_adjoint.cuh"
 
 namespace pathattn::cuda::hopper {
 
@@ -12,6 +13,7 @@ struct Gradients {
   OutputGradients output;
   FarGradient far;
   CarryGradients carry;
+  PairGradients pairs;
   LocalGradients local;
 };
 

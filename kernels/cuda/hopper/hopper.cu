@@ -62,7 +62,16 @@ Workspace lay_out(const Sizes& sizes, int64_t units, bool backward, Arena& arena
   if (backward) {
     arena.take(at.block_queries, query_tiles * (key_image / 2));
     arena.take(at.block_keys, tiles * (key_image / 2));
-    if (sizes.path) arena.take(at.block_matrices, tiles * 2 * matrix);
+    if (sizes.path) {
+      arena.take(at.block_matrices, tiles * 2 * matrix);
+      arena.take(at.transform_w, tiles * key_image);
+      arena.take(at.transform_factors, tiles * 2);
+      arena.take(at.transform_u, tiles * key_image);
+      arena.take(at.transform_x, tiles * 2 * kBlockBytes);
+      arena.take(at.transform_y, tiles * 4 * kBlockBytes);
+      arena.take(at.transform_rows, tiles * 2 * kTile);
+    }
+    if (sizes.num_levels > 1) arena.take(at.arrivals, tiles);
   }
   return at;
 }
@@ -72,7 +81,7 @@ struct Backward {
   GateGradient gate;
 };
 
-Backward lay_out_gradients(const Sizes& sizes, int64_t units, int num_multiprocessors, Arena& arena) {
+Backward lay_out_gradients(const Sizes& sizes, int64_t units, const Workspace& forward, Arena& arena) {
   Backward at{};
   const int64_t query_units = units * sizes.group, tiles = units * sizes.max_tiles, query_tiles = query_units * sizes.max_tiles;
   const int64_t key_image = kTile * sizes.K * 2, value_image = kTile * sizes.V * 2, matrix = sizes.K * sizes.K;
@@ -115,10 +124,19 @@ Backward lay_out_gradients(const Sizes& sizes, int64_t units, int num_multiproce
   local.dqueries = far.d_queries;
   local.dkeys = far.d_keys[0];
   local.dvalues = far.d_values;
-  local.dmatrices = far.d_matrices[0];
-  arena.take(local.scratch, int64_t{num_multiprocessors} * kAdjointScratchBytes);
+  local.score_factors = output.score_factors;
+  if (sizes.group > 1) arena.take(local.sums, 8 * tiles * kBlock * std::max(sizes.K, sizes.V));
+  PairGradients& pairs = at.stages.pairs;
+  pairs.block_queries = forward.block_queries;
+  pairs.block_keys = forward.block_keys;
+  pairs.block_matrices = forward.block_matrices;
+  if (sizes.path) arena.take(pairs.block_dmatrices, 2 * tiles * matrix);
+  at.stages.carry.sums = pairs.block_dmatrices;  // not yet in use then
+  if (sizes.path && sizes.group > 1) arena.take(pairs.key_sums, tiles * kBlock * sizes.K);
+  local.dmatrices = pairs.block_dmatrices;
   if (sizes.gated) {
     arena.take(local.gate_sums, query_tiles * kTile);
+    pairs.gate_sums = local.gate_sums;
     arena.take(far.row_sums, query_tiles * kTile);
     arena.take(far.column_sums, query_tiles * kTile);
     at.gate.row_sums = far.row_sums;
@@ -138,8 +156,8 @@ int num_multiprocessors() {
 
 size_t bytes(const Sizes& sizes, int64_t units, bool backward) {
   Arena arena(nullptr);
-  lay_out(sizes, units, backward, arena);
-  if (backward) lay_out_gradients(sizes, units, num_multiprocessors(), arena);
+  const Workspace forward = lay_out(sizes, units, backward, arena);
+  if (backward) lay_out_gradients(sizes, units, forward, arena);
   return arena.used();
 }
 
@@ -193,7 +211,7 @@ cudaError_t attend(const Sizes& sizes, const Call& call, int64_t units, cudaStre
 
 cudaError_t differentiate(const Sizes& sizes, const Call& call, const Backward& at, int64_t units, cudaStream_t stream) {
   const auto stages = for_widths(sizes, gradient_stages<64, 64>, gradient_stages<64, 128>, gradient_stages<128, 64>, gradient_stages<128, 128>);
-  if (cudaError_t error = stages(call, at.stages, units, num_multiprocessors(), stream); error != cudaSuccess) return error;
+  if (cudaError_t error = stages(call, at.stages, units, stream); error != cudaSuccess) return error;
   if (!sizes.gated) return cudaSuccess;
   const unsigned query_units = static_cast<unsigned>(units * sizes.group);
   const dim3 tiles(static_cast<unsigned>(sizes.max_tiles), query_units);
@@ -290,7 +308,7 @@ Status backward(const BackwardArguments& arguments, void* workspace, cudaStream_
   Call call = make_call(arguments, sizes);
   Arena arena(workspace);
   call.at = lay_out(sizes, at_once, true, arena);
-  Backward at = lay_out_gradients(sizes, at_once, num_multiprocessors(), arena);
+  Backward at = lay_out_gradients(sizes, at_once, call.at, arena);
   at.stages.output.d_out = tensor(arguments.d_o, problem.dtype);
   at.stages.output.d_lse = tensor(arguments.d_lse, DType::kFloat32);
   at.stages.local.dq = tensor(arguments.dq, problem.dtype);

@@ -22,6 +22,7 @@ struct LocalMemory {
   static constexpr int kCarriedW = K == 64 ? kX : kX + 2 * kBlockBytes;
   static constexpr int kBeta = kX + 2 * kBlockBytes + (K == 64 ? 0 : K / 64 * kBlockBytes);
   static constexpr int kMaxima = kBeta + kTile * 4, kTotal = kMaxima + 4 * 8 * 4;
+  static constexpr int kStage = kTotal, kStageBytes = 16 * 128, kBackwardTotal = kStage + 8 * kStageBytes;  // a warp's 16 rows on their way out
   static_assert(kInverseBytes <= kBlockBytes);
 };
 
@@ -244,8 +245,34 @@ struct Local {
     sync_block();
   }
 
-  // From W and K in shared memory: -U, -X, and in place of K the keys carried to their block's end.
-  __device__ __forceinline__ void transform() const {
+  // 16 rows of 64 columns to a panel of the workspace.
+  __device__ __forceinline__ void send_panel_rows(unsigned char* to, const uint32_t (&a)[4][4]) const {
+    unsigned char* const stage = shared + Memory::kStage + warp * Memory::kStageBytes;
+    if (lane_id() == 0) wait_bulk_read();
+    __syncwarp();
+    write_rounded(stage, a, 0);
+    fence_async();
+    __syncwarp();
+    if (lane_id() != 0) return;
+    store_bulk(to, stage, Memory::kStageBytes);
+    commit_bulk();
+  }
+  // The warp's rows, rounded, to an image of the workspace whose rows of the warp begin at `to`; then they are multiplied by their factor.
+  template <int N>
+  __device__ __forceinline__ void send_and_scale(unsigned char* to, float (&d)[N], float factor) const {
+#pragma unroll
+    for (int panel = 0; panel < N / 32; ++panel) {
+      uint32_t a[4][4];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = pack(d[32 * panel + 2 * i], d[32 * panel + 2 * i + 1]);
+      send_panel_rows(to + panel * kPanelBytes, a);
+    }
+#pragma unroll
+    for (float& x : d) x *= factor;
+  }
+
+  // From W and K in shared memory: -U, -X, and in place of K the keys carried to their block's end. In backward (I + N)^-1 goes to the workspace.
+  __device__ __forceinline__ void transform(int64_t slot) const {
     const int in_block = row % kBlock;
     Fragment16 y[4];
     {
@@ -268,7 +295,26 @@ struct Local {
       fence_async();
       invert(y, minus_n, rows(Memory::kU, block), warp % 4, 1 + block);
     }
-    // -T = -Y B in two terms of float16: the only ill-conditioned factor.
+    if constexpr (kBackward) {
+      uint32_t high[4][4] = {}, low[4][4] = {};
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (16 * k > in_block) continue;
+        const Terms terms = split(y[k]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) high[k][i] = terms.high[i], low[k][i] = terms.low[i];
+      }
+      unsigned char* const to = call.at.transform_y + (2 * slot + block) * (2 * kBlockBytes) + in_block * 128;
+      send_panel_rows(to, high);
+      send_panel_rows(to + kBlockBytes, low);
+    }
+    // -T = -Y B in two terms of float16: the only ill-conditioned factor. For gradients it keeps its digits where beta, of short w, is small.
+    float factor = 1;
+    if constexpr (kBackward) {
+      factor = 32 * factor_for(warp_max(fmaxf(fabsf(betas()[lane_id()]), fabsf(betas()[32 + lane_id()]))));
+      if (threadIdx.x % 128 == 0) call.at.transform_factors[2 * slot + block] = factor;
+    }
+    const float by = reciprocal_of_power(factor);
     uint32_t high[4][4] = {}, low[4][4] = {};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -277,7 +323,7 @@ struct Local {
       for (int n = 0; n < 2; ++n) {
         const float2 beta = *reinterpret_cast<const float2*>(betas() + 16 * k + 8 * n + fragment_column());
 #pragma unroll
-        for (int i = 0; i < 4; ++i) y[k][n][i] *= i % 2 ? -beta.y : -beta.x;
+        for (int i = 0; i < 4; ++i) y[k][n][i] *= (i % 2 ? -beta.y : -beta.x) * by;
       }
       const Terms terms = split(y[k]);
 #pragma unroll
@@ -292,6 +338,7 @@ struct Local {
         wgmma_commit();
         wgmma_wait<0>();
         hold(d);
+        if constexpr (kBackward) send_and_scale(call.at.transform_x + (2 * slot + block) * kBlockBytes + in_block * 128, d, factor);
         round_rows(minus_x, d);
       }
       float u[K / 2];
@@ -300,6 +347,7 @@ struct Local {
       wgmma_commit();
       wgmma_wait<0>();
       hold(u);
+      if constexpr (kBackward) send_and_scale(call.at.transform_u + slot * kImageBytes<K> + row * 128, u, factor);
       sync_block();  // all have read L and the inverse
       write_rounded(x(), minus_x, in_block, kBlock);
       write_rows(shared + Memory::kU, u, row);
@@ -507,6 +555,7 @@ struct Local {
         store_bulk(call.at.keys[0] + slot * kImageBytes<K> + panel * kPanelBytes + kFirst, keys + panel * kPanelBytes + kFirst, kPanelBytes - kFirst);
     }
     if constexpr (kBackward) {
+      if constexpr (kPath) store_bulk(call.at.transform_w + slot * kImageBytes<K>, shared + Memory::kW, kImageBytes<K>);
       for (int panel = 0; panel < K / 64; ++panel)
         store_bulk(call.at.block_keys + slot * kHalfImageBytes<K> + panel * kBlockBytes, keys + panel * kPanelBytes, kBlockBytes);
     }
@@ -555,7 +604,10 @@ __global__ void __launch_bounds__(kLocalThreads, K == 64 && V == 64 ? 2 : 1) att
     k.load(call.k, unit.b, tile.first(), unit.h, local.row, tile.count);
     v.load(call.v, unit.b, tile.first(), unit.h, local.row, tile.count);
     load_queries(0, local.row);
-    if constexpr (kPath) w.store(local.row, shared + Memory::kW, reinterpret_cast<float*>(shared + Memory::kBeta));
+    if constexpr (kPath) {
+      w.store(local.row, shared + Memory::kW, reinterpret_cast<float*>(shared + Memory::kBeta),
+              kBackward ? call.at.transform_rows + (2 * at + 1) * kTile : nullptr);
+    }
     tile_max(k.largest(call.k.dtype), 0);
     tile_max(v.largest(call.v.dtype), 1);
     tile_max(q.largest(call.q.dtype), 2);
@@ -572,9 +624,13 @@ __global__ void __launch_bounds__(kLocalThreads, K == 64 && V == 64 ? 2 : 1) att
   }
   if constexpr (kPath) {
     local.sync_block();
-    local.transform();
+    local.transform(at);
   }
   __syncthreads();
+  if constexpr (kPath && kBackward) {
+    if (threadIdx.x < kTile)
+      call.at.transform_rows[2 * at * kTile + threadIdx.x] = reinterpret_cast<const float*>(shared + Memory::kBeta)[threadIdx.x];
+  }
   if (threadIdx.x == kLocalThreads - 32) local.send_values_and_keys(at, is_last);
 
   for (int member = 0; member < call.group; ++member) {

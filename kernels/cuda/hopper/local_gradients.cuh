@@ -1,8 +1,7 @@
-// What local_adjoint.cuh is given besides the call, and its scratch memory.
+// What block_adjoint.cuh is given besides the call.
 #pragma once
 
 #include "kernels/cuda/hopper/call.cuh"
-#include "kernels/cuda/hopper/warpgroup.cuh"
 
 namespace pathattn::cuda::hopper {
 
@@ -11,19 +10,15 @@ struct LocalGradients {
   Tensor dq, dk, dv, dw, dbeta;
   const unsigned char* d_out;  // [query unit][max_tiles] images of d_o, with
   const float* d_out_factors;  // [query unit][max_tiles]
+  const float* score_factors;  // [query unit][max_tiles], of output_gradients.cuh
   const float* delta;          // [query unit][max_tiles][kTile]
   const float* dqueries;       // [query unit][max_tiles] rows: gradient of queries at their tile's start
   const float* dkeys;          // [unit][max_tiles] rows: gradient of keys at their tile's end
   float* dvalues;              // [unit][max_tiles] rows: gradient of values from later tiles; overwritten
-  const float* dmatrices;      // [unit][max_tiles + 1][K][K] gradient of each tile's G, at matrix_slot
+  const float* dmatrices;      // [unit][max_tiles][2][K][K] gradient of each block's G
   float* gate_sums;            // [query unit][max_tiles][kTile] sums of dS over a token's row less over its column, inside the tile; null: no gate
-  unsigned char* scratch;      // [CTAs][kAdjointScratchBytes]
-  int num_units;
+  float* sums;                 // [unit][max_tiles][2] of block_adjoint.cuh, with several query heads a key head
+  unsigned num_units;
 };
-
-inline constexpr int kAdjointThreads = 512;
-inline constexpr int kSquareBytes = 2 * kPanelBytes;  // a 128 x 128 image
-inline constexpr int kSumFloats = kBlock * kBlock;    // of a block of a scratch sum
-inline constexpr int kAdjointScratchBytes = 2 * kSquareBytes + kBlockBytes + 16 * kSumFloats * 4 + 10 * kTile * 4;
 
 }  // namespace pathattn::cuda::hopper

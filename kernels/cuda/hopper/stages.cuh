@@ -21,11 +21,11 @@ cudaError_t prepare_stages(const Call& call, int64_t num_units, cudaStream_t str
   const dim3 tiles(static_cast<unsigned>(call.max_tiles), static_cast<unsigned>(num_units));
   const bool backward = call.at.block_keys;
   const auto kernel = call.w.data ? local_kernel<K, V, true>(call.g.data, backward) : local_kernel<K, V, false>(call.g.data, backward);
-  launcher.launch(kernel, dim3(tiles.x * tiles.y), kLocalThreads, LocalMemory<K, V>::kTotal, call, static_cast<int>(num_units));
-  for (int level = 0; level + 1 < call.num_levels; ++level) {
-    launcher.launch(multiply_matrices<K>, tiles, 2 * K, (kRadix - 1) * kMatrixBytes<K>, call, level);
-    launcher.launch(carry_keys<K>, tiles, kCarryThreads, kMatrixBytes<K> + kImageBytes<K>, call, level);
-  }
+  using Memory = LocalMemory<K, V>;
+  launcher.launch(kernel, dim3(tiles.x * tiles.y), kLocalThreads, backward ? Memory::kBackwardTotal : Memory::kTotal, call,
+                  static_cast<int>(num_units));
+  for (int level = 0; level + 1 < call.num_levels; ++level)
+    launcher.launch(carry_nodes<K>, dim3(tiles.x >> (2 * run_level(level)), tiles.y), 2 * K, CarryMemory<K>::kTotal, call, level);
   return launcher.error();
 }
 

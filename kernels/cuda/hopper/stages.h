@@ -16,7 +16,6 @@ cudaError_t prepare_stages(const Call& call, int64_t num_units, cudaStream_t str
 template <int K, int V>
 cudaError_t attend_stage(const Call& call, int64_t num_units, int num_multiprocessors, cudaStream_t stream);  // then o and lse,
 template <int K, int V>
-cudaError_t gradient_stages(const Call& call, const Gradients& gradients, int64_t num_units, int num_multiprocessors,
-                            cudaStream_t stream);  // or the gradients, but the gate's
+cudaError_t gradient_stages(const Call& call, const Gradients& gradients, int64_t num_units, cudaStream_t stream);  // or gradients, but the gate's
 
 }  // namespace pathattn::cuda::hopper

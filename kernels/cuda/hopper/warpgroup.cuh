@@ -89,17 +89,36 @@ __device__ inline void store_own(unsigned char* image, int row, int column, uint
 __device__ inline uint32_t load_own(const unsigned char* image, int row, int column) {
   return load_pair(image, row - fragment_row(), column - fragment_column());
 }
-// Rows of block `i` of an image: d * by rounded; factor * stored.
+// The byte of this lane's first pair in a block, computed anew at each use: kept from use to use, the addresses made of it would fill the registers.
+__device__ inline uint32_t own_byte() {
+  uint32_t byte = threadIdx.x / 32 % 4 * 2048 + lane_byte_of_pair();
+  asm volatile("" : "+r"(byte));
+  return byte;
+}
+// Of pair e of d, seen from own_byte().
+__device__ inline uint32_t byte_of_pair(uint32_t own_byte, int e) { return e / 16 * kPanelBytes + e % 2 * 1024 + (own_byte ^ (e / 2 % 8 * 16)); }
+// Rows of block `i` of an image: d * by rounded; pairs of float16 as round_to makes them; factor * stored.
 template <int N>
-__device__ void store_block(unsigned char* image, int i, float (&d)[N], float by) {
-  for_pairs(d, [&](int r, int c, float x, float y) { store_own(image, kBlock * i + r, c, pack(x * by, y * by)); });
+__device__ void store_block(unsigned char* image, int i, const float (&d)[N], float by) {
+  const uint32_t own = own_byte();
+#pragma unroll
+  for (int e = 0; e < N / 2; ++e)
+    *reinterpret_cast<uint32_t*>(image + i * kBlockBytes + byte_of_pair(own, e)) = pack(d[2 * e] * by, d[2 * e + 1] * by);
+}
+template <int N>
+__device__ void store_block(unsigned char* image, int i, const uint32_t (&pairs)[N]) {
+  const uint32_t own = own_byte();
+#pragma unroll
+  for (int e = 0; e < N; ++e) *reinterpret_cast<uint32_t*>(image + i * kBlockBytes + byte_of_pair(own, e)) = pairs[e];
 }
 template <int N>
 __device__ void load_block(float (&d)[N], const unsigned char* image, int i, float factor) {
-  for_pairs(d, [&](int r, int c, float& x, float& y) {
-    const float2 pair = unpack(load_own(image, kBlock * i + r, c));
-    x = factor * pair.x, y = factor * pair.y;
-  });
+  const uint32_t own = own_byte();
+#pragma unroll
+  for (int e = 0; e < N / 2; ++e) {
+    const float2 pair = unpack(*reinterpret_cast<const uint32_t*>(image + i * kBlockBytes + byte_of_pair(own, e)));
+    d[2 * e] = factor * pair.x, d[2 * e + 1] = factor * pair.y;
+  }
 }
 // Rows of block `i` of float32 rows, up to `count` of the tile's.
 template <int N>
