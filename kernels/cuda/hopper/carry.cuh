@@ -56,9 +56,7 @@ __global__ void __launch_bounds__(2 * K, K == 64 ? 5 : 2) carry_nodes(const __gr
   const auto matrix_at = [&](unsigned char* matrices, int j, int at_level) {
     return matrices + matrix_slot(call, unit, parent + j * child, at_level) * kMatrixBytes<K>;
   };
-  const auto keys_at = [&](int at_level, int i) {
-    return call.at.keys[at_level] + slot(call, unit, node.first + i - num_matrices) * kImageBytes<K>;
-  };
+  const auto keys_at = [&](int at_level, int i) { return call.at.keys[at_level] + slot(call, unit, node.first + i - num_matrices) * kImageBytes<K>; };
   const auto load = [&](void* to, const unsigned char* from, int bytes, uint64_t* barrier) {
     arrive_expecting(barrier, bytes);
     copy_bulk(to, from, bytes, barrier);

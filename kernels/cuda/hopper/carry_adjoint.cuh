@@ -104,8 +104,8 @@ struct CarryAdjoint {
       copy_bulk(shared + Memory::kRows, gradients.dkeys[level + 1] + (at * 2 + b) * kBlock * K, kRowBytes, barrier());
       if (b == 0) copy_bulk(shared + Memory::kSuffix, suffix_at(c), kMatrixBytes<K>, barrier());
       for (int panel = 0; panel < kGroups; ++panel)
-        copy_bulk(keys_at(b) + panel * kBlockBytes,
-                  call.at.keys[level] + (at + b / 2) * kImageBytes<K> + panel * kPanelBytes + b % 2 * kBlockBytes, kBlockBytes, barrier());
+        copy_bulk(keys_at(b) + panel * kBlockBytes, call.at.keys[level] + (at + b / 2) * kImageBytes<K> + panel * kPanelBytes + b % 2 * kBlockBytes,
+                  kBlockBytes, barrier());
     };
     if (threadIdx.x == 0) load(0);
     const auto* rows = reinterpret_cast<const float4*>(shared + Memory::kRows) + threadIdx.x;
