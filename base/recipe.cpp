@@ -223,6 +223,29 @@ std::vector<std::string> Recipe::strings(const std::string& key, const std::vect
   return value->get<std::vector<std::string>>();
 }
 
+std::vector<std::pair<std::string, Json>> Recipe::fields(const std::string& section) {
+  const Json* values = find(section);
+  if (values == nullptr) return {};
+  if (!values->is_object()) refuse(section, *values, "a section");
+  std::vector<std::string> names;
+  list_leaves(*values, "", names);
+  std::vector<std::pair<std::string, Json>> fields;
+  for (const std::string& name : names) fields.emplace_back(name, *find(section + "." + name));
+  return fields;
+}
+
+std::vector<Recipe> Recipe::tables(const std::string& key) {
+  const Json* values = find(key);
+  std::vector<Recipe> tables;
+  if (values == nullptr) return tables;
+  if (!values->is_array()) refuse(key, *values, fmt::format("tables: write [[{}]]", key));
+  for (const Json& value : *values) {
+    if (!value.is_object()) refuse(key, *values, fmt::format("tables: write [[{}]]", key));
+    tables.push_back(Recipe(value, fmt::format("{}, [[{}]] {}", name_, key, tables.size() + 1)));
+  }
+  return tables;
+}
+
 void Recipe::refuse_unread() const {
   std::vector<std::string> leaves;
   list_leaves(values_, "", leaves);

@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace pathattn {
@@ -26,6 +27,10 @@ class Recipe {
   std::string string(const std::string& key, const std::string& fallback);
   std::string choice(const std::string& key, const std::string& fallback, const std::vector<std::string>& allowed);
   std::vector<std::string> strings(const std::string& key, const std::vector<std::string>& fallback);  // a single string counts as a list of one
+
+  // Full names and values of all fields of a section and of those below it, in order of name; none if it is absent.
+  std::vector<std::pair<std::string, nlohmann::json>> fields(const std::string& section);
+  std::vector<Recipe> tables(const std::string& key);  // each [[key]], named by its number in errors
 
   void refuse_unread() const;                        // Error naming the first key that no call above asked for, and the nearest one that was
   nlohmann::json json() const;                       // all values as given, for saving beside a run

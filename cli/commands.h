@@ -10,5 +10,6 @@ void add_evaluate_command(CLI::App& app);
 void add_generate_command(CLI::App& app);
 void add_logits_command(CLI::App& app);
 void add_construct_command(CLI::App& app);
+void add_sweep_command(CLI::App& app);
 
 }  // namespace pathattn

@@ -43,6 +43,7 @@ int run(int argc, char** argv) {
   add_generate_command(app);
   add_logits_command(app);
   add_construct_command(app);
+  add_sweep_command(app);
   use_all_cores();
   try {
     app.parse(argc, argv);

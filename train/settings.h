@@ -21,6 +21,7 @@ struct TrainSettings {
   int64_t seed;                                         // of the parameters and of the data's order
   int64_t checkpoint_every, validate_every, log_every;  // steps; 0: never (checkpoints: at the end only)
   int64_t validation_batches, keep_checkpoints;
+  double stop_at_accuracy;  // word problems: share of a batch's longest words with a right last state at which training ends; 0: never
 
   static TrainSettings read(Recipe& recipe);  // Error naming a field that is out of range
 

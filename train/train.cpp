@@ -29,6 +29,29 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// What a recipe asks for.
+struct Preparation {
+  TrainSettings settings;
+  at::Device device;
+  std::unique_ptr<Stream> data;
+  ModelConfig config;
+  std::vector<Batch> validation;
+};
+
+Preparation prepare(Recipe& recipe, const std::string& device) {
+  TrainSettings settings = TrainSettings::read(recipe);
+  if (!device.empty()) settings.device = device;
+  const at::Device parsed_device = parse_device(settings.device);
+  std::unique_ptr<Stream> data = make_training_stream(recipe, settings.batch_size, settings.tokens, settings.seed);
+  const ModelConfig config = model_config_from_recipe(recipe, data->vocabulary_size());
+  recipe.refuse_unread();
+  if (settings.stop_at_accuracy > 0 && read_data_kind(recipe) != "word_problem")
+    fail("{}: train.stop_at_accuracy is for word problems alone: leave it out", recipe.name());
+  std::vector<Batch> validation;
+  if (settings.validate_every > 0) validation = make_validation_batches(recipe, settings.batch_size, settings.tokens, settings.validation_batches);
+  return {settings, parsed_device, std::move(data), config, std::move(validation)};
+}
+
 // What a run is made of and how far it is.
 struct Run {
   fs::path folder;
@@ -42,8 +65,10 @@ struct Run {
   double seconds_before = 0;  // spent by the processes that this one resumes
   int64_t step = 0, tokens = 0;
   double loss = NAN;         // of the last step
+  bool mastered = false;     // stop_at_accuracy was reached
   fs::path checkpoint = {};  // the newest one, empty if there is none yet
 
+  bool finished() const { return mastered || step >= settings.steps; }
   double seconds() const { return seconds_before + seconds_since(start); }
 };
 
@@ -64,6 +89,7 @@ void go_on_from(Run& run, const Checkpoint& checkpoint, bool allow_changes) {
   trainer.at("tokens").get_to(run.tokens);
   trainer.at("loss").get_to(run.loss);
   trainer.at("seconds").get_to(run.seconds_before);
+  run.mastered = trainer.value("mastered", false);
   run.checkpoint = checkpoint.folder;
 }
 
@@ -77,6 +103,7 @@ json describe(const Run& run) {
           {"tokens", run.tokens},
           {"seconds", std::round(10 * run.seconds()) / 10},
           {"loss", run.loss},
+          {"mastered", run.mastered},
           {"versions", {{"pathattn", version()}, {"commit", commit()}, {"torch", torch_version()}}},
           {"recipe", run.recipe}};
 }
@@ -112,8 +139,10 @@ void train_one_step(Run& run, Metrics& metrics) {
   const double learning_rate = run.settings.learning_rate_at(run.step);
   run.optimizer.step(learning_rate);
   run.data->report_accuracy(result.last_accuracy);
+  run.mastered =
+      run.settings.stop_at_accuracy > 0 && batch.tokens.size(1) == run.settings.tokens && result.last_accuracy >= run.settings.stop_at_accuracy;
   run.tokens += batch.tokens.numel();
-  if (run.step % run.settings.log_every != 0 && run.step != run.settings.steps) return;
+  if (run.step % run.settings.log_every != 0 && !run.finished()) return;
   json line = {{"step", run.step},
                {"loss", run.loss},
                {"learning_rate", learning_rate},
@@ -130,11 +159,11 @@ int train_to_the_end(Run& run) {
   Metrics metrics(run.folder / "metrics.jsonl", run.step);
   Progress progress("training", run.settings.steps, "steps", run.step);
   Interrupt interrupt;
-  while (run.step < run.settings.steps) {
+  while (!run.finished()) {
     train_one_step(run, metrics);
     progress.update(run.step, fmt::format("loss {:.4f}", run.loss));
     if (due(run.settings.validate_every)) metrics.write({{"step", run.step}, {"validation_loss", mean_loss(run.model, run.validation)}});
-    const bool last = run.step == run.settings.steps || interrupt.signal() != 0;
+    const bool last = run.finished() || interrupt.signal() != 0;
     if (last || due(run.settings.checkpoint_every)) save(run);
     if (last) break;
   }
@@ -144,38 +173,34 @@ int train_to_the_end(Run& run) {
 }  // namespace
 
 TrainResult train(Recipe recipe, const fs::path& folder, const TrainOptions& options) {
-  TrainSettings settings = TrainSettings::read(recipe);
-  if (!options.device.empty()) settings.device = options.device;
-  const at::Device device = parse_device(settings.device);
-  std::unique_ptr<Stream> data = make_training_stream(recipe, settings.batch_size, settings.tokens, settings.seed);
-  const ModelConfig config = model_config_from_recipe(recipe, data->vocabulary_size());
-  recipe.refuse_unread();
-  std::vector<Batch> validation;
-  if (settings.validate_every > 0) validation = make_validation_batches(recipe, settings.batch_size, settings.tokens, settings.validation_batches);
-
+  Preparation prepared = prepare(recipe, options.device);
+  const TrainSettings& settings = prepared.settings;
   const RunLock lock(folder);
   if (!options.resume) refuse_used_folder(folder);
   const std::optional<Checkpoint> checkpoint = options.resume ? newest_checkpoint(folder) : std::nullopt;
   if (checkpoint && !options.allow_changes) refuse_changed_recipe(checkpoint->trainer.at("recipe"), recipe.json());
-  LanguageModel model = make_model(config, settings, device, checkpoint);
+  LanguageModel model = make_model(prepared.config, settings, prepared.device, checkpoint);
   AdamW optimizer(model, settings);
-  Run run{folder, recipe.json(), settings, std::move(data), std::move(validation), std::move(model), std::move(optimizer)};
+  Run run{folder, recipe.json(), settings, std::move(prepared.data), std::move(prepared.validation), std::move(model), std::move(optimizer)};
   if (checkpoint) go_on_from(run, *checkpoint, options.allow_changes);
-  if (run.step >= settings.steps) {
-    fmt::print(stderr, "{}: finished already, {} steps; raise train.steps to go on\n", folder.string(), run.step);
+  if (run.finished()) {
+    fmt::print(stderr, "{}: finished already, {} steps{}\n", folder.string(), run.step,
+               run.mastered ? "; the task was mastered" : "; raise train.steps to go on");
     return {.step = run.step};
   }
   if (options.resume) fmt::print(stderr, "{}: continuing from step {}\n", folder.string(), run.step);
 
   record(run, "running");
   const int signal = train_to_the_end(run);
-  const bool finished = run.step == settings.steps;
+  const bool finished = run.finished();
   record(run, finished ? "finished" : "interrupted");
   fmt::print(stderr, "{}: {} after {} steps, {:.0f} s, loss {:.4f}; saved {}\n", folder.string(), finished ? "finished" : "interrupted", run.step,
              run.seconds(), run.loss, run.checkpoint.string());
   if (!finished) fmt::print(stderr, "continue with: pathattn train --output {} --resume\n", folder.string());
   return {.step = run.step, .signal = finished ? 0 : signal};
 }
+
+void check_recipe(Recipe recipe, const std::string& device) { prepare(recipe, device); }
 
 Recipe recipe_of_run(const fs::path& run) { return Recipe::from_json(recorded_recipe(run), (run / "run.json").string()); }
 

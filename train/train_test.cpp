@@ -248,6 +248,28 @@ TEST_F(Training, T02_a_curriculum_goes_on_where_it_was) {
   EXPECT_LT(tokens_per_row(12), tokens_per_row(24));
 }
 
+// A share of 0.01 is reached as soon as one of 32 last states is right, but words shorter than the longest do not count.
+TEST_F(Training, mastered_task_ends_a_run_early_and_for_good) {
+  const json changes = {{"data", {{"kind", "word_problem"}, {"group", "z60"}, {"curriculum_start", 1}, {"curriculum_threshold", 0}}},
+                        {"train", {{"batch_size", 32}, {"tokens", 3}, {"steps", 500}, {"log_every", 7}, {"stop_at_accuracy", 0.01}}}};
+  const fs::path run = folder_ / "run";
+  const int64_t step = train(recipe(changes), run).step;
+  EXPECT_LT(step, 500);
+  const json record = json::parse(read_file(run / "run.json"));
+  EXPECT_EQ(record.at("status"), "finished");
+  EXPECT_TRUE(record.at("mastered"));
+  EXPECT_EQ(logged(run).back().at(0), step);
+  EXPECT_EQ(logged(run).back().at(4), 3);
+  const std::string before = read_file(run / "metrics.jsonl");
+  EXPECT_EQ(train(recipe(changes), run, {.resume = true}).step, step);
+  EXPECT_EQ(read_file(run / "metrics.jsonl"), before);
+}
+
+TEST_F(Training, only_word_problems_can_be_mastered) {
+  const std::string message = error_of([&] { train(recipe({{"train", {{"stop_at_accuracy", 0.5}}}}), folder_ / "run"); });
+  EXPECT_NE(message.find("train.stop_at_accuracy is for word problems alone"), std::string::npos) << message;
+}
+
 TEST_F(Training, T02_in_bfloat16) { expect_exact_continuation({{"train", {{"precision", "bf16"}}}}, 12, 6); }
 
 // 5 batches an epoch: stops in the middle of epoch 2, at the end of epoch 1, and at the very last step.
