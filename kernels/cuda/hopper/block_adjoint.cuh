@@ -20,11 +20,11 @@
 
 namespace pathattn::cuda::hopper {
 
-// Shared memory, in 64 x 64 blocks of 8 KB. A: V, then Q, dK or dG, R_W. B: d_o, then dQ, dG. C: Q W^T. D: P, then dA, dX, R_X. E: dQW.
+// Shared memory, in 64 x 64 blocks of 8 KB. A: V, then Q, dK or dG, R_W. B: d_o, then dQ, dG. C: Q W^T. D: P, then dQW, dX, R_X. E: dA.
 template <int K, int V>
 struct BlockMemory {
   static constexpr int kKeyPanels = K / 64, kValuePanels = V / 64, kPanels = K > V ? kKeyPanels : kValuePanels;
-  static constexpr int kThreads = 128 * kPanels, kCtas = kPanels == 1 ? 3 : 2;  // CTAs of a multiprocessor
+  static constexpr int kThreads = 128 * kPanels, kCtas = kPanels == 1 ? 3 : 1;  // of a multiprocessor
   static constexpr int kU = 2 * kKeyPanels, kA = kU + kKeyPanels, kB = kA + kPanels, kC = kB + kPanels, kD = kC + 1, kE = kD + 1, kX = kE + 1,
                        kBlocks = kX + 1;
   static constexpr int kY = kB;                           // both terms, next to each other: B and C, or B
@@ -53,6 +53,7 @@ struct BlockAdjoint {
   int turn = 0;
   uint32_t parity = 0;
   float query_factor = 1, da_factor = 1, dquery_factor = 1;  // of the head at work
+  float rx_factor = 1;
 
   __device__ bool is_first() const { return kPanels == 1 || j == 0; }
   __device__ bool is_last() const { return kPanels == 1 || j == kPanels - 1; }
@@ -69,7 +70,7 @@ struct BlockAdjoint {
   __device__ unsigned char* b(int panel) const { return at(Memory::kB + panel); }
   __device__ unsigned char* c() const { return at(Memory::kC); }
   __device__ unsigned char* d() const { return at(Memory::kD); }
-  __device__ unsigned char* e() const { return at(Memory::kE); }
+  __device__ unsigned char* da() const { return at(Memory::kE); }
   __device__ unsigned char* x() const { return at(Memory::kX); }
   __device__ unsigned char* y(int term) const { return at(Memory::kY + term); }
   __device__ unsigned char* matrix(int row, int panel) const { return at(Memory::kMatrix + panel * kKeyPanels + row); }
@@ -119,28 +120,38 @@ struct BlockAdjoint {
     });
   }
   __device__ static void store(unsigned char* block, const float (&d)[32], float by) { store_block(block, 0, d, by); }
-  // d += A B, A^T B, A B^T.
-  __device__ static void add(float (&d)[32], const unsigned char* a, const unsigned char* b) {
-    accumulate(d, [&](float(&p)[32]) { multiply<0, 1>(p, a, b); });
+  // d = A B, A^T B or A B^T, over kBlocks blocks of k: a(i), b(i).
+  template <int kTransposeA, int kTransposeB, int kBlocks, typename A, typename B>
+  __device__ static void set_product(float (&d)[32], A a, B b) {
+    wgmma_fence();
+    multiply_first<kTransposeA, kTransposeB>(d, a(0), b(0));
+#pragma unroll
+    for (int i = 1; i < kBlocks; ++i) multiply<kTransposeA, kTransposeB>(d, a(i), b(i));
+    wgmma_commit();
+    wgmma_wait<0>();
+    hold(d);
   }
-  __device__ static void add_transposed(float (&d)[32], const unsigned char* a, const unsigned char* b) {
-    accumulate(d, [&](float(&p)[32]) { multiply<1, 1>(p, a, b); });
+  __device__ static void set(float (&d)[32], const unsigned char* a, const unsigned char* b) {
+    set_product<0, 1, 1>(
+        d, [&](int) { return a; }, [&](int) { return b; });
   }
-  __device__ static void add_by_transposed(float (&d)[32], const unsigned char* a, const unsigned char* b) {
-    accumulate(d, [&](float(&p)[32]) { multiply<0, 0>(p, a, b); });
+  __device__ static void set_transposed(float (&d)[32], const unsigned char* a, const unsigned char* b) {
+    set_product<1, 1, 1>(
+        d, [&](int) { return a; }, [&](int) { return b; });
   }
-  // d += A^T B, A of two neighbouring blocks' terms.
-  __device__ void add_y_transposed(float (&d)[32], const unsigned char* b) const {
-    accumulate(d, [&](float(&p)[32]) {
-      multiply<1, 1>(p, y(1), b);
-      multiply<1, 1>(p, y(0), b);
-    });
+  __device__ static void set_by_transposed(float (&d)[32], const unsigned char* a, const unsigned char* b) {
+    set_product<0, 0, 1>(
+        d, [&](int) { return a; }, [&](int) { return b; });
   }
-  // total += factor * what `product` adds to zero.
+  // d = ((I + N)^-1)^T B
+  __device__ void set_y_transposed(float (&d)[32], const unsigned char* b) const {
+    set_product<1, 1, 2>(
+        d, [&](int i) { return y(1 - i); }, [&](int) { return b; });
+  }
+  // total += factor * what `product` sets.
   template <typename Product>
   __device__ static void add_times(float (&total)[32], float factor, Product product) {
     float p[32];
-    zero(p);
     product(p);
     add_scaled(total, factor, p);
   }
@@ -170,6 +181,11 @@ struct BlockAdjoint {
       if (is_there && own_row() + e / 2 % 2 * 8 < count) pair = *reinterpret_cast<const float2*>(from + e / 2 % 2 * 8 * width + e / 4 * 8);
       d[e] = pair.x, d[e + 1] = pair.y;
     }
+  }
+  __device__ void keep_float32(const float (&d)[32], float* tile_rows, int width) const {
+    float* const to = moved(tile_rows, (half * kBlock + own_row()) * width + kBlock * j + fragment_column());
+#pragma unroll
+    for (int e = 0; e < 32; e += 2) __stcg(reinterpret_cast<float2*>(to + e / 2 % 2 * 8 * width + e / 4 * 8), make_float2(d[e], d[e + 1]));
   }
   template <bool kFloat32>
   __device__ void write(const Tensor& tensor, const Unit& head, const float (&d)[32]) const {
@@ -294,45 +310,40 @@ struct BlockAdjoint {
     await();
     float p[32], ds[32], dq[32];
     if (is_last()) {
-      zero(ds);
-      for (int panel = 0; panel < kValuePanels; ++panel) add_by_transposed(ds, b(panel), a(panel));
+      set_product<0, 0, kValuePanels>(
+          ds, [&](int panel) { return b(panel); }, [&](int panel) { return a(panel); });
     }
     __syncthreads();
     if (in_keys()) store_panel(rows, call.q.dtype, a(j), query_factor);
-    load_float32(dq, gradients.dqueries + at_query * kTile * K, K, in_keys() && has.dqueries);
     settle();
     if constexpr (kPath) {
       if (is_first()) {
-        zero(p);
-        for (int panel = 0; panel < kKeyPanels; ++panel) add_by_transposed(p, a(panel), w(panel));
+        set_product<0, 0, kKeyPanels>(
+            p, [&](int panel) { return a(panel); }, [&](int panel) { return w(panel); });
         keep_lower<true>(p);
         store(c(), p, 1.f);
       }
       settle();
     }
-    uint32_t da[16];
     if (is_last()) {
-      zero(p);
-      if constexpr (kPath) {
-        add(p, c(), x());
-        scale(p, -x_factor * reciprocal_of_power(key_factor));
-      }
-      for (int panel = 0; panel < kKeyPanels; ++panel) add_by_transposed(p, a(panel), keys(panel));
+      set_product<0, 0, kKeyPanels>(
+          p, [&](int panel) { return a(panel); }, [&](int panel) { return keys(panel); });
+      if constexpr (kPath) add_times(p, -x_factor * reciprocal_of_power(key_factor), [&](float(&t)[32]) { set(t, c(), x()); });
       weigh(p, lse, at_query * kTile, kLog2E * call.scale * query_factor * key_factor);
       const float by = d_out_factor * value_factor;
 #pragma unroll
       for (int e = 0; e < 32; ++e) ds[e] = p[e] == 0.f ? 0.f : p[e] * (by * ds[e] - delta[e / 2 % 2]);
       if constexpr (kGate) add_gate_sums(ds, gradients.gate_sums + at_query * kTile);
-      round_to(da, ds, reciprocal_of_power(ds_factor));
       store(d(), p, 1.f);
+      store(da(), ds, reciprocal_of_power(ds_factor));
     }
+    load_float32(dq, gradients.dqueries + at_query * kTile * K, K, in_keys() && has.dqueries);
     settle();
     if (in_values()) {
       float* const partial = gradients.dvalues + tile_slot() * kTile * V;
       float far[32];
       load_float32(far, partial, V, has.dkeys || member > 0);
-      zero(p);
-      add_transposed(p, d(), b(j));
+      set_transposed(p, d(), b(j));
 #pragma unroll
       for (int e = 0; e < 32; ++e) p[e] = fmaf(p[e], d_out_factor, far[e]);
       if (member + 1 == call.group)
@@ -343,33 +354,30 @@ struct BlockAdjoint {
         });
     }
     dquery_factor = factor_of(largest_of_keys(dq));  // all are done with P and d_o
-    if (is_last()) store_block(d(), 0, da);
     if (in_keys()) store(b(j), dq, reciprocal_of_power(dquery_factor));
     settle();
 
     float dqw_factor = 1;
     if constexpr (kPath) {
       if (is_first()) {
-        zero(p);
-        for (int panel = 0; panel < kKeyPanels; ++panel) add_by_transposed(p, b(panel), u(panel));
+        set_product<0, 0, kKeyPanels>(
+            p, [&](int panel) { return b(panel); }, [&](int panel) { return u(panel); });
         scale(p, -dquery_factor * u_factor);
-        add_times(p, -da_factor * x_factor, [&](float(&t)[32]) { add_by_transposed(t, d(), x()); });
+        add_times(p, -da_factor * x_factor, [&](float(&t)[32]) { set_by_transposed(t, da(), x()); });
         keep_lower<true>(p);
       }
       dqw_factor = factor_of(is_first() ? largest_of(p) : 0.f);
-      if (is_first()) store(e(), p, reciprocal_of_power(dqw_factor));
+      if (is_first()) store(d(), p, reciprocal_of_power(dqw_factor));
       settle();
     }
     if (in_keys()) {
-      add_times(dq, da_factor * key_factor, [&](float(&t)[32]) { add(t, d(), keys(j)); });
-      if constexpr (kPath) add_times(dq, dqw_factor, [&](float(&t)[32]) { add(t, e(), w(j)); });
+      add_times(dq, da_factor * key_factor, [&](float(&t)[32]) { set(t, da(), keys(j)); });
+      if constexpr (kPath) add_times(dq, dqw_factor, [&](float(&t)[32]) { set(t, d(), w(j)); });
       write<false>(gradients.dq, head, dq);
-      zero(dk);
-      add_transposed(dk, d(), a(j));
+      set_transposed(dk, da(), a(j));
       scale(dk, da_factor * query_factor);
       if constexpr (kPath) {
-        zero(dw);
-        add_transposed(dw, e(), a(j));
+        set_transposed(dw, d(), a(j));
         scale(dw, dqw_factor * query_factor);
       }
     }
@@ -394,13 +402,11 @@ struct BlockAdjoint {
   }
   // -(Q W^T)^T dA and -(Q W^T)^T dQ of the head at work.
   __device__ __forceinline__ void set_dx(float (&dx)[32]) const {
-    zero(dx);
-    add_transposed(dx, c(), d());
+    set_transposed(dx, c(), da());
     scale(dx, -query_factor * da_factor);
   }
   __device__ __forceinline__ void set_du(float (&du)[32]) const {
-    zero(du);
-    add_transposed(du, c(), b(j));
+    set_transposed(du, c(), b(j));
     scale(du, -query_factor * dquery_factor);
   }
 
@@ -415,14 +421,20 @@ struct BlockAdjoint {
         dkey_factor = factor_of(largest_of_keys(t));  // all are done with Q
         if (in_keys()) store(a(j), t, reciprocal_of_power(dkey_factor));
         settle();
-        if (in_keys()) add_times(dw, -dkey_factor * x_factor, [&](float(&d)[32]) { add(d, x(), a(j)); });
+        if (in_keys()) add_times(dw, -dkey_factor * x_factor, [&](float(&d)[32]) { set(d, x(), a(j)); });
       }
     }
-    if constexpr (kPath) differentiate_transform(dk, dw, dkey_factor);
+    if constexpr (kPath) {
+      float* const rows = gradients.dkeys + tile_slot() * kTile * K;  // read: now dk waits there, not in registers
+      if (in_keys()) keep_float32(dk, rows, K);
+      differentiate_transform(dw, dkey_factor);
+      load_float32(dk, rows, K, in_keys());
+      if (in_keys()) add_times(dk, -rx_factor * u_factor, [&](float(&p)[32]) { set_transposed(p, d(), w(j)); });
+    }
     if (in_keys()) write<false>(gradients.dk, unit, dk);
   }
 
-  __device__ __forceinline__ void differentiate_transform(float (&dk)[32], float (&dw)[32], float dkey_factor) {
+  __device__ __forceinline__ void differentiate_transform(float (&dw)[32], float dkey_factor) {
     float dx_factor = 1;
     {
       float dx[32];
@@ -431,11 +443,12 @@ struct BlockAdjoint {
         if (call.group > 1) add_sum(dx, kDx);
         if (has.dkeys) {
           add_times(dx, -dkey_factor, [&](float(&d)[32]) {
-            for (int panel = 0; panel < kKeyPanels; ++panel) add_by_transposed(d, w(panel), a(panel));
+            set_product<0, 0, kKeyPanels>(
+                d, [&](int panel) { return w(panel); }, [&](int panel) { return a(panel); });
           });
         }
       }
-      dx_factor = factor_of(is_last() ? largest_of(dx) : 0.f);  // all are done with dK and dA
+      dx_factor = factor_of(is_last() ? largest_of(dx) : 0.f);  // all are done with dK and dQW
       if (is_last()) store(d(), dx, reciprocal_of_power(dx_factor));
     }
     float du[32], t[32];
@@ -461,10 +474,12 @@ struct BlockAdjoint {
       settle();
       if (in_keys()) {
         add_times(du, -factor, [&](float(&d)[32]) {
-          for (int k = 0; k < kKeyPanels; ++k) add(d, w(k), matrix(k, j));
+          set_product<0, 1, kKeyPanels>(
+              d, [&](int panel) { return w(panel); }, [&](int k) { return matrix(k, j); });
         });
         add_times(dw, -factor * u_factor, [&](float(&d)[32]) {
-          for (int k = 0; k < kKeyPanels; ++k) add_by_transposed(d, u(k), matrix(j, k));
+          set_product<0, 0, kKeyPanels>(
+              d, [&](int panel) { return u(panel); }, [&](int k) { return matrix(j, k); });
         });
       }
     }
@@ -478,8 +493,7 @@ struct BlockAdjoint {
     await();
 
     const auto solve = [&](unsigned char* image, float factor, bool strictly_lower) {
-      zero(t);
-      add_y_transposed(t, image);
+      set_y_transposed(t, image);
       scale(t, factor);
       if (strictly_lower) keep_lower<false>(t);
     };
@@ -487,14 +501,14 @@ struct BlockAdjoint {
     const float rw_factor = factor_of(largest_of_keys(t));
     if (in_keys()) store(a(j), t, reciprocal_of_power(rw_factor));
     if (is_last()) solve(d(), dx_factor, true);
-    const float rx_factor = factor_of(is_last() ? largest_of(t) : 0.f);
+    rx_factor = factor_of(is_last() ? largest_of(t) : 0.f);
     if (is_last()) store(d(), t, reciprocal_of_power(rx_factor));
     settle();
     if (is_first()) {
-      zero(t);
-      for (int panel = 0; panel < kKeyPanels; ++panel) add_by_transposed(t, a(panel), u(panel));
+      set_product<0, 0, kKeyPanels>(
+          t, [&](int panel) { return a(panel); }, [&](int panel) { return u(panel); });
       scale(t, -rw_factor * u_factor);
-      add_times(t, -rx_factor * x_factor, [&](float(&p)[32]) { add_by_transposed(p, d(), x()); });
+      add_times(t, -rx_factor * x_factor, [&](float(&p)[32]) { set_by_transposed(p, d(), x()); });
       keep_lower<false>(t);
     }
     const float dn_factor = factor_of(is_first() ? largest_of(t) : 0.f);  // all are done with X
@@ -503,8 +517,8 @@ struct BlockAdjoint {
     float m[32];
     if (in_keys()) {
       load_block(m, a(j), 0, rw_factor);
-      add_times(m, rx_factor * key_factor, [&](float(&p)[32]) { add(p, d(), keys(j)); });
-      add_times(m, dn_factor, [&](float(&p)[32]) { add(p, x(), w(j)); });
+      add_times(m, rx_factor * key_factor, [&](float(&p)[32]) { set(p, d(), keys(j)); });
+      add_times(m, dn_factor, [&](float(&p)[32]) { set(p, x(), w(j)); });
     }
     __syncthreads();
     if (in_keys()) sum_dbeta_and_scale_w(m);
@@ -516,13 +530,12 @@ struct BlockAdjoint {
     if (!in_keys()) return;
     scale_rows(m, 1.f);
     add_scaled(dw, 1.f, m);
-    add_times(dw, -dn_factor * u_factor, [&](float(&p)[32]) { add_transposed(p, x(), w(j)); });
+    add_times(dw, -dn_factor * u_factor, [&](float(&p)[32]) { set_transposed(p, x(), w(j)); });
     const float* powers = floats(Memory::kPowers) + own_row();
     const float by[2] = {reciprocal_of_power(powers[0]), reciprocal_of_power(powers[8])};
 #pragma unroll
     for (int e = 0; e < 32; ++e) dw[e] *= by[e / 2 % 2];
     write<true>(gradients.dw, unit, dw);
-    add_times(dk, -rx_factor * u_factor, [&](float(&p)[32]) { add_transposed(p, d(), w(j)); });
   }
 
   // This warpgroup's part of dbeta = rowsum(M * W); then its W becomes B W / -u_factor.

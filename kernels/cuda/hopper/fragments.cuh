@@ -38,9 +38,6 @@ __device__ void clear(float (&d)[N][4]) {
 }
 
 // The pair of a d fragment's row (0 or 8 below fragment_row()) whose 8 columns begin at `column`, of 16 rows from `row` on.
-__device__ inline void store_pair(unsigned char* image, int row, int column, uint32_t pair, int panel_rows = kTile) {
-  *reinterpret_cast<uint32_t*>(image + at(lane_byte_of_pair(), row, column, panel_rows)) = pair;
-}
 __device__ inline uint32_t load_pair(const unsigned char* image, int row, int column, int panel_rows = kTile) {
   return *reinterpret_cast<const uint32_t*>(image + at(lane_byte_of_pair(), row, column, panel_rows));
 }

@@ -13,7 +13,7 @@ struct LocalGradients {
   const float* score_factors;  // [query unit][max_tiles], of output_gradients.cuh
   const float* delta;          // [query unit][max_tiles][kTile]
   const float* dqueries;       // [query unit][max_tiles] rows: gradient of queries at their tile's start
-  const float* dkeys;          // [unit][max_tiles] rows: gradient of keys at their tile's end
+  float* dkeys;                // [unit][max_tiles] rows: gradient of keys at their tile's end; overwritten
   float* dvalues;              // [unit][max_tiles] rows: gradient of values from later tiles; overwritten
   const float* dmatrices;      // [unit][max_tiles][2][K][K] gradient of each block's G
   float* gate_sums;            // [query unit][max_tiles][kTile] sums of dS over a token's row less over its column, inside the tile; null: no gate

@@ -50,8 +50,6 @@ __device__ inline void store_bulk(void* global, const void* shared, uint32_t byt
 }
 __device__ inline void commit_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ inline void wait_bulk_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Until what the thread's groups wrote may be read.
-__device__ inline void wait_bulk_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // A named barrier of `threads` threads; 0 is __syncthreads'.
 __device__ inline void sync_threads(int id, int threads) {

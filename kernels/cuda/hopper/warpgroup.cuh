@@ -26,6 +26,15 @@ __device__ void multiply(float (&d)[N], const unsigned char* a, const unsigned c
   for (int k = 0; k < 4; ++k)
     wgmma<kTransposeA, kTransposeB>(d, advance(left, k * (kTransposeA ? 2048 : 32)), advance(right, k * (kTransposeB ? 2048 : 32)), true);
 }
+// The same without accumulation, whatever d held.
+template <int kTransposeA, int kTransposeB, int N>
+__device__ void multiply_first(float (&d)[N], const unsigned char* a, const unsigned char* b) {
+  const uint64_t left = descriptor(a), right = descriptor(b, kPanelBytes);
+  wgmma_first<kTransposeA, kTransposeB>(d, left, right);
+#pragma unroll
+  for (int k = 1; k < 4; ++k)
+    wgmma<kTransposeA, kTransposeB>(d, advance(left, k * (kTransposeA ? 2048 : 32)), advance(right, k * (kTransposeB ? 2048 : 32)), true);
+}
 // d += what `issue` multiplies into it. A condition on the warpgroup stands around a call, never inside: products wait where control flow splits.
 template <int N, typename Issue>
 __device__ void accumulate(float (&d)[N], Issue issue) {
@@ -54,12 +63,6 @@ __device__ void set_product(float (&total)[N], float factor, Issue issue) {
   accumulate(total, issue);
   scale(total, factor);
 }
-template <int N, typename Issue>
-__device__ void add_product(float (&total)[N], float factor, Issue issue) {
-  float d[N];
-  set_product(d, 1.f, issue);
-  add_scaled(total, factor, d);
-}
 template <int N>
 __device__ void zero(float (&d)[N]) {
 #pragma unroll
@@ -82,13 +85,6 @@ __device__ void for_pairs(float (&d)[N], Visit visit) {
 #pragma unroll
   for (int i = 0; i < N; i += 2) visit(row + i / 2 % 2 * 8, i / 4 * 8 + fragment_column(), d[i], d[i + 1]);
 }
-// The pair at a place of this lane's, as for_pairs names it.
-__device__ inline void store_own(unsigned char* image, int row, int column, uint32_t pair, int panel_rows = kTile) {
-  store_pair(image, row - fragment_row(), column - fragment_column(), pair, panel_rows);
-}
-__device__ inline uint32_t load_own(const unsigned char* image, int row, int column) {
-  return load_pair(image, row - fragment_row(), column - fragment_column());
-}
 // The byte of this lane's first pair in a block, computed anew at each use: kept from use to use, the addresses made of it would fill the registers.
 __device__ inline uint32_t own_byte() {
   uint32_t byte = threadIdx.x / 32 % 4 * 2048 + lane_byte_of_pair();
@@ -97,19 +93,13 @@ __device__ inline uint32_t own_byte() {
 }
 // Of pair e of d, seen from own_byte().
 __device__ inline uint32_t byte_of_pair(uint32_t own_byte, int e) { return e / 16 * kPanelBytes + e % 2 * 1024 + (own_byte ^ (e / 2 % 8 * 16)); }
-// Rows of block `i` of an image: d * by rounded; pairs of float16 as round_to makes them; factor * stored.
+// Rows of block `i` of an image: d * by rounded; factor * stored.
 template <int N>
 __device__ void store_block(unsigned char* image, int i, const float (&d)[N], float by) {
   const uint32_t own = own_byte();
 #pragma unroll
   for (int e = 0; e < N / 2; ++e)
     *reinterpret_cast<uint32_t*>(image + i * kBlockBytes + byte_of_pair(own, e)) = pack(d[2 * e] * by, d[2 * e + 1] * by);
-}
-template <int N>
-__device__ void store_block(unsigned char* image, int i, const uint32_t (&pairs)[N]) {
-  const uint32_t own = own_byte();
-#pragma unroll
-  for (int e = 0; e < N; ++e) *reinterpret_cast<uint32_t*>(image + i * kBlockBytes + byte_of_pair(own, e)) = pairs[e];
 }
 template <int N>
 __device__ void load_block(float (&d)[N], const unsigned char* image, int i, float factor) {
@@ -173,11 +163,4 @@ __device__ void write_block(const Tensor& tensor, int64_t first, const float (&d
     }
   }
 }
-// Numbers times a power of two as pairs of float16, in the order of A in registers.
-template <int N>
-__device__ void round_to(uint32_t (&pairs)[N], const float (&d)[2 * N], float by) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) pairs[i] = pack(d[2 * i] * by, d[2 * i + 1] * by);
-}
-
 }  // namespace pathattn::cuda::hopper
