@@ -125,7 +125,8 @@ struct WRows {
     const uint32_t first = image_byte(row + lane_id() / kChunks, lane_id() % kChunks * 4);
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const float factor = 128 * factor_for(__uint_as_float(i % 2 ? largest[i / 2] & 0xffff0000u : largest[i / 2] << 16));
+      const float most = __uint_as_float(i % 2 ? largest[i / 2] & 0xffff0000u : largest[i / 2] << 16);
+      const float factor = most == 0 ? 1 : 128 * factor_for(most);  // a zero row's beta must not outweigh others'
       const float by = reciprocal_of_power(factor);
       *reinterpret_cast<uint2*>(image + byte_further_down(first, i * kRows)) = {pack(x[i].x * by, x[i].y * by), pack(x[i].z * by, x[i].w * by)};
       if (lane_id() % kChunks == i) own_factor = factor;
