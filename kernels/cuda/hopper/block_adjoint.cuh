@@ -9,8 +9,8 @@
 //   dw  = B M + dN^T B W - U dG^T - X dK + dQW^T Q          dk = dK + dA^T Q + R_X^T B W
 // Nothing is divided by beta or by G. Products by wgmma on float16 operands, each with a power of two; sums in float32 and in true units.
 //
-// Warpgroup j has columns 64 j ... of results as wide as keys or values; of 64 x 64 results the first warpgroup takes some, the last others. The CTA
-// is small so that several share a multiprocessor and fill each other's waits.
+// Warpgroup j has columns 64 j ... of results as wide as keys or values; of 64 x 64 results the first warpgroup takes some, the last others. At width
+// 64 three CTAs share a multiprocessor and fill each other's waits; at 128 two would have to spill more than they gain.
 #pragma once
 
 #include "kernels/cuda/hopper/local.cuh"
