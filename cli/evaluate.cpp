@@ -89,12 +89,12 @@ void run(const Arguments& arguments) {
   training["parameters"] = num_parameters(model.config());
   result["run"] = training;
 
-  print_table(result);
   const std::string text = result.dump(2) + "\n";
   if (arguments.output.empty())
     write_standard_output(text);
   else
     write_file_atomically(arguments.output, text);
+  print_table(result);
 }
 
 }  // namespace

@@ -31,7 +31,8 @@ class SyntheticTask {
   explicit SyntheticTask(int64_t tokens) : tokens_(tokens) {}
 
  private:
-  // One sequence. `targets` comes filled with kIgnoreTarget. Makes at most one draw a token, so that sequences do not share draws.
+  // One sequence. `targets` comes filled with kIgnoreTarget. Makes one draw a token (`below` hardly ever more), so that sequences
+  // do not share draws.
   virtual void write(Random random, std::span<int64_t> tokens, std::span<int64_t> targets) const = 0;
 
   int64_t tokens_;

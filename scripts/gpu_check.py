@@ -2,9 +2,9 @@
 """Builds and tests, on a machine with a GPU, all that needs one: gpu_check.py [BUILD] [--built]
 
 Run it by a Python that has PyTorch with CUDA and pytest. With all cores it builds the kernels, the operators, the program and their tests for this
-machine's GPU (--built: BUILD has them, perhaps from another machine with the same PyTorch), then runs the table of kernel cases, the program's and the
-operators' tests on the GPU, and compute-sanitizer's memcheck, racecheck and synccheck over a few kernel cases. Each part has a time limit, together
-ten minutes, and says what it found when it ends; whole outputs lie in BUILD/test-results/NAME.log. The last line counts single cases, as
+machine's GPU (--built: BUILD has them, perhaps from another machine with the same PyTorch), then runs the table of kernel cases, the program's
+and the operators' tests on the GPU, and compute-sanitizer's memcheck, racecheck and synccheck over a few kernel cases. Each part has a time limit,
+together ten minutes, and says what it found when it ends; whole outputs lie in BUILD/test-results/NAME.log. The last line counts single cases, as
 run_tests.py's does. Exit status 0 if something ran and nothing failed.
 """
 

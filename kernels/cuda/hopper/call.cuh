@@ -14,7 +14,7 @@ struct Workspace {
   unsigned char* keys[kMaxLevels];      // [unit] images: K->l of nodes with a later sibling or cousin
   unsigned char* values;                // [unit] images
   unsigned char* matrices[kMaxLevels];  // [unit][max_tiles / 4^l] G of the node that starts at tile slot n 4^l or later: no two share n
-  unsigned char* suffixes[kMaxLevels];  // [unit][max_tiles / 4^l] of level l >= 0: product of the G of the node's later siblings
+  unsigned char* suffixes[kMaxLevels];  // [unit][max_tiles / 4^l] of nodes with two later siblings or more: the product of these siblings' G
   float* key_factors;                   // [unit][max_tiles]
   float* value_factors;                 // [unit][max_tiles]
   unsigned char* queries;               // [query unit] images: queries carried to their tile's start

@@ -1,5 +1,5 @@
 // PaTH attention on Hopper GPUs (compute capability 9.0) with their own matrix instructions: bfloat16 and float16, widths 64 and 128.
-// docs/kernels.md explains the kernels; cuda.h's promises hold here too.
+// docs/hopper-kernels.md explains the kernels; cuda.h's promises hold here too.
 #pragma once
 
 #include <cuda_runtime_api.h>
