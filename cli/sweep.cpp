@@ -41,8 +41,8 @@ void add_sweep_command(CLI::App& app) {
       ->capture_default_str();
   command->footer(
       "Examples:\n"
-      "  pathattn sweep recipes/state-tracking/flip-flop-sweep.toml --output runs/flip-flop --side-by-side 2\n"
-      "  pathattn sweep recipes/state-tracking/mqrar-sweep.toml --output runs/mqrar --device cuda --side-by-side 8\n"
+      "  pathattn sweep recipes/state-tracking/sweeps/flip-flop.toml --output runs/flip-flop --side-by-side 2\n"
+      "  pathattn sweep recipes/state-tracking/sweeps/mqrar.toml --output runs/mqrar --device cuda --side-by-side 8\n"
       "Ctrl-C lets every run save a checkpoint; the same command goes on from there. Exit status 1: some runs failed (see table.csv).");
   command->callback([arguments] { run(*arguments); });
 }

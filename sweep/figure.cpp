@@ -139,10 +139,11 @@ class Panel {
   }
 
  private:
-  double x_at(size_t place, size_t line = 0) const {
-    const double slot = kWidth / static_cast<double>(data_.x.size());
+  double slot() const { return kWidth / static_cast<double>(data_.x.size()); }
+  double middle_of(size_t place) const { return left_ + slot() * (static_cast<double>(place) + 0.5); }
+  double x_at(size_t place, size_t line) const {
     const double shift = data_.x_is_numeric ? 0 : (static_cast<double>(line) + 0.5) / static_cast<double>(data_.lines.size()) - 0.5;
-    return left_ + slot * (static_cast<double>(place) + 0.5 + 0.6 * shift);
+    return middle_of(place) + 0.6 * slot() * shift;
   }
   double y_at(double value) const { return top_ + kHeight * (1 - value / top_value_); }
 
@@ -153,8 +154,7 @@ class Panel {
       svg += text_at(left_ - 8, y_at(value) + 4, "end", fmt::format("{:.4g}", value));
     }
     const size_t every = (data_.x.size() + kMostLabels - 1) / kMostLabels;
-    for (size_t place = 0; place < data_.x.size(); place += every)
-      svg += text_at(x_at(place, data_.lines.size() / 2), top_ + kHeight + 18, "middle", data_.x[place]);
+    for (size_t place = 0; place < data_.x.size(); place += every) svg += text_at(middle_of(place), top_ + kHeight + 18, "middle", data_.x[place]);
     svg += text_at(left_ + kWidth / 2, top_ + kHeight + 40, "middle", figure_.x_label.empty() ? figure_.x : figure_.x_label);
     const std::string turned = fmt::format(" transform=\"rotate(-90 {:.1f} {:.1f})\"", left_ - 46, top_ + kHeight / 2);
     svg += text_at(left_ - 46, top_ + kHeight / 2, "middle", figure_.y_label.empty() ? figure_.y.front() : figure_.y_label, turned.c_str());

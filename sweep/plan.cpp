@@ -100,7 +100,7 @@ SweepPlan SweepPlan::load(const fs::path& path, const std::vector<std::string>& 
   Recipe sweep = Recipe::load(path);
   const std::string recipe = sweep.string("recipe", "");
   Fields grid = read_grid(sweep);
-  SweepPlan plan{.recipe = path.parent_path() / recipe, .runs = {}, .figures = {}};
+  SweepPlan plan{.recipe = (path.parent_path() / recipe).lexically_normal(), .runs = {}, .figures = {}};
   for (Recipe& table : sweep.tables("figure")) plan.figures.push_back(read_figure(table, grid));
   sweep.refuse_unread();
   if (recipe.empty()) fail("{}: recipe is missing: name a file beside it, for example recipe = \"flip-flop.toml\"", sweep.name());

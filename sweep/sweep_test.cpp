@@ -60,6 +60,16 @@ TEST_F(SweepTest, overrides_reach_every_run) {
   for (const SweepRun& run : load(kGrid, {"train.steps=3"}).runs) EXPECT_EQ(run.steps, 3);
 }
 
+TEST_F(SweepTest, sweeps_among_the_recipes_are_whole) {
+  const fs::path recipes = fs::path(PATHATTN_SOURCE_DIR) / "recipes/state-tracking/sweeps";
+  const std::pair<const char*, size_t> sweeps[] = {{"flip-flop.toml", 15}, {"word-problem.toml", 60}, {"mqrar.toml", 60}};
+  for (const auto& [name, num_runs] : sweeps) {
+    const SweepPlan plan = SweepPlan::load(recipes / name, {}, "cpu");
+    EXPECT_EQ(plan.runs.size(), num_runs) << name;
+    EXPECT_EQ(plan.figures.size(), 1u) << name;
+  }
+}
+
 TEST_F(SweepTest, what_is_unknown_or_out_of_range_is_named_before_any_run) {
   const std::string recipe = "recipe = \"tiny.toml\"\n";
   const std::pair<std::string, const char*> refused[] = {
