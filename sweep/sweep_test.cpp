@@ -142,9 +142,10 @@ TEST_F(SweepTest, progress_is_read_from_the_last_whole_line_of_training) {
   EXPECT_EQ(logged_progress(plan.runs[0], output_).step, 0);
   std::string log;
   for (int step = 1; step <= 200; ++step) log += fmt::format("{{\"step\": {}, \"tokens\": {}, \"loss\": 0.5}}\n", step, 10 * step);
-  scratch_.write("out/runs/kind=rope,seed=1/metrics.jsonl", log + "{\"step\": 200, \"validation_loss\": 1}\n{\"step\": 201, \"tok");
-  EXPECT_EQ(logged_progress(plan.runs[0], output_).step, 200);
-  EXPECT_EQ(logged_progress(plan.runs[0], output_).tokens, 2000);
+  scratch_.write("out/runs/kind=rope,seed=1/metrics.jsonl",
+                 log + "{\"step\": 200, \"validation_loss\": 1}\n{\"step\": 201, \"tokens\": 2010}\n{\"step\": 202, \"tok");
+  EXPECT_EQ(logged_progress(plan.runs[0], output_).step, 201);
+  EXPECT_EQ(logged_progress(plan.runs[0], output_).tokens, 2010);
 }
 
 // 0 lies at the bottom of the axes (y = 352), the highest tick at their top (y = 92), 260 above.
