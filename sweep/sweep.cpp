@@ -68,6 +68,7 @@ class Sweep {
   SweepResult run() {
     const size_t num_skipped = results_.size() - waiting_.size();
     if (num_skipped > 0) fmt::print(stderr, "{} of {} runs are done already\n", num_skipped, results_.size());
+    write();  // from here on the folder is known as a sweep's
     const int signal = work();
     write();
     SweepResult result{.signal = signal};

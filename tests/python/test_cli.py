@@ -58,7 +58,7 @@ def bits(run, step):
     return [(folder / name).read_bytes() for name in ("model.safetensors", "trainer.safetensors")]
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["generate"], ["logits"], ["construct"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["generate"], ["logits"], ["construct"], ["sweep"]])
 def test_help_has_examples_or_commands(call, command):
     text = call(*command, "--help").stdout
     assert ("pathattn " + command[0] if command else "train") in text
