@@ -17,6 +17,7 @@
 #include "evaluate/task_metrics.h"
 #include "model/parameters.h"
 #include "train/settings.h"
+#include "train/train.h"
 
 namespace pathattn {
 namespace {
@@ -37,7 +38,11 @@ json read_training(const fs::path& directory) {
 }
 
 Recipe find_recipe(const Arguments& arguments, const fs::path& directory, const json& training) {
-  if (!arguments.recipe.empty()) return Recipe::load(arguments.recipe, arguments.overrides);
+  if (!arguments.recipe.empty()) {
+    Recipe recipe = Recipe::load(arguments.recipe, arguments.overrides);
+    check_recipe(recipe, "cpu");
+    return recipe;
+  }
   if (!arguments.overrides.empty()) fail("--set needs --recipe, whose fields it changes");
   if (!training.contains("recipe")) fail("{} does not say what it was trained on: name a --recipe with its data", directory.string());
   return Recipe::from_json(training.at("recipe"), (directory / "trainer.json").string());

@@ -51,6 +51,12 @@ def test_explicit_models_make_no_mistake(call, tmp_path, precision):
     assert sum(result["products"].values()) == 2 * 4096
 
 
+def test_evaluate_refuses_a_field_that_it_does_not_know(call, tmp_path):
+    call("construct", "flip_flop", "--output", tmp_path / "model")
+    misspelt = ["--recipe", RECIPES / "flip-flop.toml", "--set", "data.tset_reads=10"]
+    assert "data.test_reads" in call("evaluate", tmp_path / "model", *misspelt, status=2).stderr
+
+
 def test_construct_refuses_what_is_there_and_what_it_does_not_know(call, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes").write_text("kept")
