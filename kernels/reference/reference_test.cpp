@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/tests/cases.h"
+#include "kernels/tests/finite_differences.h"
 
 namespace pathattn::test {
 namespace {
@@ -94,52 +95,15 @@ TEST(Reference, is_the_definition_with_explicit_products) {
   expect_definition(long_w);
 }
 
-// sum(o * d_o) + sum(lse * d_lse)
-double objective(const Inputs& in) {
-  const Outputs out = forward(reference_backend(), in);
-  double sum = 0;
-  for (int64_t b = 0; b < in.shape.batch; ++b) {
-    for (int64_t t = 0; t < in.shape.tokens; ++t) {
-      for (int64_t head = 0; head < in.shape.query_heads; ++head) {
-        for (int64_t c = 0; c < in.shape.value_width; ++c) sum += out.o.at(b, t, head, c) * in.d_o.at(b, t, head, c);
-        if (!in.d_lse.empty()) sum += out.lse.at(b, t, head) * in.d_lse.at(b, t, head);
-      }
-    }
-  }
-  return sum;
-}
-
-// Fourth-order central differences for every single element.
-void expect_derivative(const Inputs& in, Tensor Inputs::*input, const Tensor& gradient) {
-  const Shape& s = gradient.shape();
-  const double step = 1e-3;
-  for (int64_t b = 0; b < s.batch; ++b) {
-    for (int64_t t = 0; t < s.tokens; ++t) {
-      for (int64_t h = 0; h < s.heads; ++h) {
-        for (int64_t c = 0; c < s.width; ++c) {
-          const auto at = [&](double change) {
-            Inputs moved = in;
-            moved.*input = (in.*input).to(DType::kFloat64);
-            (moved.*input).set(b, t, h, c, (in.*input).at(b, t, h, c) + change);
-            return objective(moved);
-          };
-          const double slope = (8 * (at(step) - at(-step)) - (at(2 * step) - at(-2 * step))) / (12 * step);
-          EXPECT_NEAR(gradient.at(b, t, h, c), slope, 1e-9) << b << ' ' << t << ' ' << h << ' ' << c;
-        }
-      }
-    }
-  }
-}
-
 void expect_finite_differences(const Case& c) {
   const Inputs in = make_inputs(c);
   const Outputs out = expected(in);
-  expect_derivative(in, &Inputs::q, out.dq);
-  expect_derivative(in, &Inputs::k, out.dk);
-  expect_derivative(in, &Inputs::v, out.dv);
-  expect_derivative(in, &Inputs::w, out.dw);
-  expect_derivative(in, &Inputs::beta, out.dbeta);
-  expect_derivative(in, &Inputs::g, out.dg);
+  expect_derivative(reference_backend(), in, &Inputs::q, out.dq);
+  expect_derivative(reference_backend(), in, &Inputs::k, out.dk);
+  expect_derivative(reference_backend(), in, &Inputs::v, out.dv);
+  expect_derivative(reference_backend(), in, &Inputs::w, out.dw);
+  expect_derivative(reference_backend(), in, &Inputs::beta, out.dbeta);
+  expect_derivative(reference_backend(), in, &Inputs::g, out.dg);
 }
 
 TEST(Reference, gradients_are_finite_differences) {

@@ -9,6 +9,7 @@
 #include "kernels/cpu/stick_breaking.h"
 #include "kernels/reference/stick_breaking.h"
 #include "kernels/tests/expectations.h"
+#include "kernels/tests/finite_differences.h"
 #include "kernels/tests/stick_breaking_backend.h"
 
 namespace pathattn::test {
@@ -61,43 +62,6 @@ TEST(StickBreakingReference, is_the_definition) {
   }
 }
 
-// sum(o * d_o) + sum(rest * d_rest)
-double objective(const Inputs& in) {
-  const Outputs out = forward(stick_breaking_reference(), in);
-  double sum = 0;
-  for (int64_t b = 0; b < in.shape.batch; ++b) {
-    for (int64_t t = 0; t < in.shape.tokens; ++t) {
-      for (int64_t head = 0; head < in.shape.query_heads; ++head) {
-        for (int64_t c = 0; c < in.shape.value_width; ++c) sum += out.o.at(b, t, head, c) * in.d_o.at(b, t, head, c);
-        if (!in.d_lse.empty()) sum += out.lse.at(b, t, head) * in.d_lse.at(b, t, head);
-      }
-    }
-  }
-  return sum;
-}
-
-// Fourth-order central differences for every single element.
-void expect_derivative(const Inputs& in, Tensor Inputs::*input, const Tensor& gradient) {
-  const Shape& s = gradient.shape();
-  const double step = 1e-3;
-  for (int64_t b = 0; b < s.batch; ++b) {
-    for (int64_t t = 0; t < s.tokens; ++t) {
-      for (int64_t h = 0; h < s.heads; ++h) {
-        for (int64_t c = 0; c < s.width; ++c) {
-          const auto at = [&](double change) {
-            Inputs moved = in;
-            moved.*input = (in.*input).to(DType::kFloat64);
-            (moved.*input).set(b, t, h, c, (in.*input).at(b, t, h, c) + change);
-            return objective(moved);
-          };
-          const double slope = (8 * (at(step) - at(-step)) - (at(2 * step) - at(-2 * step))) / (12 * step);
-          EXPECT_NEAR(gradient.at(b, t, h, c), slope, 1e-9) << b << ' ' << t << ' ' << h << ' ' << c;
-        }
-      }
-    }
-  }
-}
-
 TEST(StickBreakingReference, gradients_are_finite_differences) {
   const Case c = plain({.batch = 2, .tokens = 7, .query_heads = 4, .key_heads = 2, .key_width = 4, .value_width = 3, .dtype = DType::kFloat64});
   Case through_rest = c;
@@ -107,9 +71,9 @@ TEST(StickBreakingReference, gradients_are_finite_differences) {
   for (const Case& each : {c, through_rest, documents}) {
     const Inputs in = make_inputs(each);
     const Outputs out = run(stick_breaking_reference(), in);
-    expect_derivative(in, &Inputs::q, out.dq);
-    expect_derivative(in, &Inputs::k, out.dk);
-    expect_derivative(in, &Inputs::v, out.dv);
+    expect_derivative(stick_breaking_reference(), in, &Inputs::q, out.dq);
+    expect_derivative(stick_breaking_reference(), in, &Inputs::k, out.dk);
+    expect_derivative(stick_breaking_reference(), in, &Inputs::v, out.dv);
   }
 }
 

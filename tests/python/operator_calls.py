@@ -2,6 +2,7 @@
 
 import pathattn
 import torch
+from oracle import gradients
 
 DOCUMENTS = torch.tensor([0, 0, 5, 5, 5, 70, 70])  # packed, some empty
 ops = torch.ops.pathattn
@@ -29,3 +30,15 @@ def bits(tensors):
 
 def equal(first, second):
     return len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second))
+
+
+def expect_equal_bits_for_any_threads(function, inputs, d_o):
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append([*function(**inputs), *gradients(function, inputs, d_o).values()])
+    finally:
+        torch.set_num_threads(threads)
+    assert equal(results[0], results[1]) and equal(results[0], results[2])
