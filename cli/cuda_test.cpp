@@ -14,6 +14,9 @@
 #include "model/device.h"
 #include "model/tensor_file.h"
 #include "model/test_models.h"
+#include "train/loss.h"
+#include "train/optimizer.h"
+#include "train/step.h"
 #include "train/train.h"
 
 namespace pathattn {
@@ -119,6 +122,34 @@ TEST_F(Cuda, training_follows_the_cpus) {
       for (const auto& [name, tensor] : saved) EXPECT_EQ(tensor.scalar_type(), at::kFloat) << name;
     }
     for (const char* run : {"cpu", "cuda", "bf16"}) fs::remove_all(folder_ / run);
+  }
+}
+
+// A shape of batches is captured the second time that it comes; the third ends one graph and begins another, as a curriculum does.
+TEST_F(Cuda, captured_steps_are_those_of_the_eager_one_bit_for_bit) {
+  for (const char* kind : {"path", "path_fox", "fox", "sba"}) {
+    Recipe values = recipe(kind, {{"train", {{"precision", "bf16"}, {"accumulation", 1}}}});
+    const TrainSettings settings = TrainSettings::read(values);
+    const ModelConfig config = model_config_from_recipe(values, 5);
+    const at::Device device = parse_device("cuda");
+    const LanguageModel eager(config, 1, at::kBFloat16, device), captured(config, 1, at::kBFloat16, device);
+    AdamW eager_optimizer(eager, settings), captured_optimizer(captured, settings);
+    TrainingStep step(captured, captured_optimizer, 1);
+    torch::manual_seed(3);
+    for (const int64_t tokens : {30, 30, 30, 30, 31, 31, 31, 32}) {
+      const Batch batch{torch::randint(0, 5, {8, tokens}), torch::randint(0, 5, {8, tokens}), {}};
+      const StepResult result = step(batch, 3e-3);
+      const BatchResult expected = accumulate_gradients(eager, eager_optimizer, {batch.tokens.to(device), batch.targets.to(device), {}}, 1);
+      const double norm = eager_optimizer.clip_gradients().item<double>();
+      eager_optimizer.step(at::scalar_tensor(3e-3, at::TensorOptions(at::kFloat).device(device)), at::ones({}, device));
+      EXPECT_EQ(result.loss, expected.loss.item<double>()) << kind << tokens;
+      EXPECT_EQ(result.accuracy, expected.accuracy.item<double>()) << kind << tokens;
+      EXPECT_EQ(result.last_accuracy, expected.last_accuracy.item<double>()) << kind << tokens;
+      EXPECT_EQ(result.gradient_norm, norm) << kind << tokens;
+      for (size_t i = 0; i < eager.named_parameters().size(); ++i)
+        EXPECT_TRUE(at::equal(eager.named_parameters()[i].second, captured.named_parameters()[i].second))
+            << kind << tokens << eager.named_parameters()[i].first;
+    }
   }
 }
 

@@ -33,8 +33,10 @@ std::string read_data_kind(Recipe& recipe) {
   return recipe.choice("data.kind", "text", {"text", "flip_flop", "word_problem", "mqrar", "swap_identity"});
 }
 
-void Stream::report_accuracy(double last_accuracy) {
-  if (curriculum_ && curriculum_tokens_ < curriculum_->last_tokens && last_accuracy > curriculum_->threshold) ++curriculum_tokens_;
+bool Stream::report_accuracy(double last_accuracy) {
+  if (is_fully_grown() || last_accuracy <= curriculum_->threshold) return false;
+  ++curriculum_tokens_;
+  return true;
 }
 
 json Stream::position() const {

@@ -38,8 +38,9 @@ class Stream {
   int64_t vocabulary_size() const { return vocabulary_size_; }
 
   bool has_curriculum() const { return curriculum_.has_value(); }
-  // For the curriculum: the share of the newest batch's rows whose last target the model had right before it learned from them.
-  void report_accuracy(double last_accuracy);
+  // For the curriculum: the share of the newest batch's rows whose last target the model had right before it learned from them. Whether rows grow.
+  bool report_accuracy(double last_accuracy);
+  bool is_fully_grown() const { return !curriculum_ || curriculum_tokens_ == curriculum_->last_tokens; }
 
   nlohmann::json position() const;  // small; goes into checkpoints
   // Goes on where `position` was taken. Error naming what differs if that was with other data, batch size, row length or seed, unless

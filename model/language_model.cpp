@@ -96,7 +96,6 @@ void LanguageModel::check_tokens(const at::Tensor& tokens, const std::string& wh
 }
 
 at::Tensor LanguageModel::run(const at::Tensor& tokens_BT, const std::optional<at::Tensor>& cu_seqlens, LanguageState* state, Pass pass) const {
-  check_tokens(tokens_BT);
   if (cu_seqlens && tokens_BT.size(0) != 1) fail("packed documents are one row of tokens, these are {} rows", tokens_BT.size(0));
   Call call{pass, compute_type_, {}, {}, {}};
   if (cu_seqlens) call.packing.emplace(*cu_seqlens, tokens_BT.size(1), config_.has_w() && config_.w_conv ? config_.conv_size - 1 : 0, device());
@@ -118,7 +117,12 @@ at::Tensor LanguageModel::run(const at::Tensor& tokens_BT, const std::optional<a
 }
 
 at::Tensor LanguageModel::hidden(const at::Tensor& tokens_BT, const std::optional<at::Tensor>& cu_seqlens) const {
+  check_tokens(tokens_BT);
   return run(tokens_BT, cu_seqlens, nullptr, Pass::kForward);
+}
+
+at::Tensor LanguageModel::forward_checked(const at::Tensor& tokens_BT, const std::optional<at::Tensor>& cu_seqlens) const {
+  return logits(run(tokens_BT, cu_seqlens, nullptr, Pass::kForward));
 }
 
 at::Tensor LanguageModel::logits(const at::Tensor& hidden) const {
@@ -141,6 +145,7 @@ LanguageState LanguageModel::empty_state(int64_t sequences, int64_t capacity) co
 
 at::Tensor LanguageModel::prefill(const at::Tensor& tokens_BT, const std::optional<at::Tensor>& cu_seqlens, LanguageState& state) const {
   at::NoGradGuard no_gradients;
+  check_tokens(tokens_BT);
   const at::Tensor lengths = cu_seqlens ? cu_seqlens->diff() : at::full({tokens_BT.size(0)}, tokens_BT.size(1));
   check_room(state, lengths.numel(), lengths.numel() == 0 ? 0 : lengths.max().item<int64_t>());
   if (state.layers[0].attention.lengths.any().item<bool>()) fail("a prefill needs an empty state");
@@ -149,6 +154,7 @@ at::Tensor LanguageModel::prefill(const at::Tensor& tokens_BT, const std::option
 
 at::Tensor LanguageModel::step(const at::Tensor& tokens_BT, LanguageState& state) const {
   at::NoGradGuard no_gradients;
+  check_tokens(tokens_BT);
   check_room(state, tokens_BT.size(0), tokens_BT.size(1));
   return run(tokens_BT, std::nullopt, &state, Pass::kDecode);
 }

@@ -46,7 +46,12 @@ class LanguageModel {
     return logits(hidden(tokens_BT, cu_seqlens));
   }
 
-  // Error, beginning with `where`, that names the first token outside the vocabulary. All calls that take tokens make this check.
+  // forward() for tokens that check_tokens has passed, on device(): neither looks at them nor waits for the device, so that a CUDA graph may capture
+  // it.
+  at::Tensor forward_checked(const at::Tensor& tokens_BT, const std::optional<at::Tensor>& cu_seqlens = std::nullopt) const;
+
+  // Error, beginning with `where`, that names the first token outside the vocabulary. All calls that take tokens make this check, but for
+  // forward_checked.
   void check_tokens(const at::Tensor& tokens_BT, const std::string& where = "tokens") const;
 
   // Decoding, without gradients. Capacity counts tokens a sequence may reach.

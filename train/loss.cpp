@@ -14,26 +14,25 @@ at::Tensor summed_loss(const at::Tensor& logits_BTV, const at::Tensor& targets_B
 
 std::optional<at::Tensor> documents(const Batch& batch) { return batch.cu_seqlens.defined() ? std::optional(batch.cu_seqlens) : std::nullopt; }
 
-at::Tensor count_last_hits(const at::Tensor& logits_BTV, const at::Tensor& targets_BT) {
-  return logits_BTV.select(1, -1).argmax(-1).eq(targets_BT.select(1, -1).to(logits_BTV.device())).sum();
-}
-
 }  // namespace
 
 int64_t count_targets(const Batch& batch) { return batch.targets.ne(kIgnoreTarget).sum().item<int64_t>(); }
 
 BatchResult accumulate_gradients(const LanguageModel& model, AdamW& optimizer, const Batch& batch, int64_t micro_batches) {
-  const double num_targets = static_cast<double>(std::max<int64_t>(count_targets(batch), 1));
+  const at::Tensor num_targets = batch.targets.ne(kIgnoreTarget).sum().clamp_min(1);
   const int64_t batch_size = batch.tokens.size(0), num_rows = batch_size / micro_batches;
-  BatchResult result{0, 0};
+  const at::Tensor zero = at::zeros({}, batch.tokens.options().dtype(at::kDouble));
+  BatchResult result{zero.clone(), zero.clone(), zero.clone()};
   for (int64_t row = 0; row < batch_size; row += num_rows) {
     const at::Tensor targets_BT = batch.targets.narrow(0, row, num_rows);
-    const at::Tensor logits_BTV = model.forward(batch.tokens.narrow(0, row, num_rows), documents(batch));
+    const at::Tensor logits_BTV = model.forward_checked(batch.tokens.narrow(0, row, num_rows), documents(batch));
     const at::Tensor loss = summed_loss(logits_BTV, targets_BT) / num_targets;
     loss.backward();
     optimizer.add_gradients();
-    result.loss += loss.item<double>();
-    result.last_accuracy += count_last_hits(logits_BTV.detach(), targets_BT).item<double>() / static_cast<double>(batch_size);
+    const at::Tensor hits_BT = logits_BTV.detach().argmax(-1).eq(targets_BT);
+    result.loss += loss.detach();
+    result.accuracy += hits_BT.sum() / num_targets;
+    result.last_accuracy += hits_BT.select(1, -1).sum() / static_cast<double>(batch_size);
   }
   return result;
 }

@@ -11,13 +11,16 @@ namespace pathattn {
 
 int64_t count_targets(const Batch& batch);  // those that are not kIgnoreTarget
 
+// float64 scalars on the model's device.
 struct BatchResult {
-  double loss;
-  double last_accuracy;  // share of the rows whose last target is the likeliest token
+  at::Tensor loss;
+  at::Tensor accuracy;       // share of the counted targets that are the likeliest token
+  at::Tensor last_accuracy;  // share of the rows whose last target is
 };
 
 // Gradients of the loss are added to the optimizer's sum; activations of one of `micro_batches` equal parts of the rows are held at a time.
-// Packed documents (cu_seqlens) are one row, so one part.
+// Packed documents (cu_seqlens) are one row, so one part. The batch is on the model's device, which is not waited for, and its tokens are
+// in the vocabulary.
 BatchResult accumulate_gradients(const LanguageModel& model, AdamW& optimizer, const Batch& batch, int64_t micro_batches);
 
 // The loss over all of `batches`, without gradients.

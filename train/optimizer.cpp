@@ -42,26 +42,28 @@ void AdamW::add_gradients() {
   }
 }
 
-double AdamW::clip_gradients() {
+at::Tensor AdamW::clip_gradients() {
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> norms;
   for (const Group& group : groups_) {
     for (at::Tensor& norm : at::_foreach_norm(group.gradients)) norms.push_back(std::move(norm));
   }
-  const double norm = at::linalg_vector_norm(at::stack(norms)).item<double>();
-  if (gradient_clip_ > 0 && norm > gradient_clip_) {
-    for (Group& group : groups_) at::_foreach_mul_(group.gradients, gradient_clip_ / norm);
+  const at::Tensor norm = at::linalg_vector_norm(at::stack(norms));
+  if (gradient_clip_ > 0) {
+    const at::Tensor scale = (gradient_clip_ / norm).clamp_max(1);
+    for (Group& group : groups_) at::_foreach_mul_(group.gradients, scale);
   }
   return norm;
 }
 
-void AdamW::step(double learning_rate) {
+void AdamW::step(const at::Tensor& learning_rate, const at::Tensor& is_sound) {
   at::NoGradGuard no_grad;
   constexpr double kEpsilon = 1e-8;
+  const at::Tensor unsound = is_sound.logical_not().to(at::kFloat);
   for (Group& group : groups_) {
     at::_foreach_add_(group.steps, 1);
     at::_fused_adamw_(group.parameters, group.gradients, group.first_moments, group.second_moments, {}, group.steps, learning_rate, beta1_, beta2_,
-                      group.weight_decay, kEpsilon, /*amsgrad=*/false, /*maximize=*/false);
+                      group.weight_decay, kEpsilon, /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{}, /*found_inf=*/unsound);
     group.gradients.assign(group.gradients.size(), at::Tensor());
   }
 }

@@ -18,10 +18,10 @@ class AdamW {
 
   // Moves the gradients that a backward pass left in the parameters into this optimizer's sum.
   void add_gradients();
-  // Global norm of the sum (before clipping); scales the sum so that its norm is at most gradient_clip.
-  double clip_gradients();
-  // One update by the sum, which is then empty.
-  void step(double learning_rate);
+  // Global norm of the sum (before clipping), a scalar on its device; scales the sum so that its norm is at most gradient_clip.
+  at::Tensor clip_gradients();
+  // One update by the sum, which is then empty. Scalars on the parameters' device: the rate float32, and whether to update at all.
+  void step(const at::Tensor& learning_rate, const at::Tensor& is_sound);
 
   // What an exact continuation needs besides the parameters: "first_moment.<parameter>" and "second_moment.<parameter>", this optimizer's own
   // tensors.

@@ -30,6 +30,7 @@ TrainSettings TrainSettings::read(Recipe& recipe) {
       .validation_batches = recipe.integer("train.validation_batches", 4, 1, 1 << 20),
       .keep_checkpoints = recipe.integer("train.keep_checkpoints", 2, 1, 1 << 20),
       .stop_at_accuracy = recipe.number("train.stop_at_accuracy", 0, 0, 1),
+      .patience = recipe.integer("train.patience", 0, 0, kMany),
   };
   if (settings.batch_size % settings.accumulation != 0) {
     fail("{}: train.accumulation = {} does not divide train.batch_size = {}: choose a divisor", recipe.name(), settings.accumulation,

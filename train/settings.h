@@ -21,7 +21,8 @@ struct TrainSettings {
   int64_t seed;                                         // of the parameters and of the data's order
   int64_t checkpoint_every, validate_every, log_every;  // steps; 0: never (checkpoints: at the end only)
   int64_t validation_batches, keep_checkpoints;
-  double stop_at_accuracy;  // word problems: share of a batch's longest words with a right last state at which training ends; 0: never
+  double stop_at_accuracy;  // share of right targets of a batch with rows of `tokens` tokens at which training ends; 0: never
+  int64_t patience;         // steps without a longer row after which a curriculum ends; 0: any number
 
   static TrainSettings read(Recipe& recipe);  // Error naming a field that is out of range
 

@@ -18,6 +18,7 @@
 #include "train/optimizer.h"
 #include "train/run_folder.h"
 #include "train/settings.h"
+#include "train/step.h"
 #include "train/version.h"
 
 namespace pathattn {
@@ -45,8 +46,8 @@ Preparation prepare(Recipe& recipe, const std::string& device) {
   std::unique_ptr<Stream> data = make_training_stream(recipe, settings.batch_size, settings.tokens, settings.seed);
   const ModelConfig config = model_config_from_recipe(recipe, data->vocabulary_size());
   recipe.refuse_unread();
-  if (settings.stop_at_accuracy > 0 && read_data_kind(recipe) != "word_problem")
-    fail("{}: train.stop_at_accuracy is for word problems alone: leave it out", recipe.name());
+  if (settings.patience > 0 && !data->has_curriculum())
+    fail("{}: train.patience waits for a curriculum's rows to grow, and these data have none: leave it out", recipe.name());
   std::vector<Batch> validation;
   if (settings.validate_every > 0) validation = make_validation_batches(recipe, settings.batch_size, settings.tokens, settings.validation_batches);
   return {settings, parsed_device, std::move(data), config, std::move(validation)};
@@ -62,13 +63,14 @@ struct Run {
   LanguageModel model;
   AdamW optimizer;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
-  double seconds_before = 0;  // spent by the processes that this one resumes
-  int64_t step = 0, tokens = 0;
-  double loss = NAN;         // of the last step
-  bool mastered = false;     // stop_at_accuracy was reached
-  fs::path checkpoint = {};  // the newest one, empty if there is none yet
+  double seconds_before = 0;                   // spent by the processes that this one resumes
+  int64_t step = 0, tokens = 0, grown_at = 0;  // grown_at: the last step that made a curriculum's rows longer
+  double loss = NAN;                           // of the last step
+  bool mastered = false;                       // stop_at_accuracy was reached
+  fs::path checkpoint = {};                    // the newest one, empty if there is none yet
 
-  bool finished() const { return mastered || step >= settings.steps; }
+  bool gave_up() const { return settings.patience > 0 && !data->is_fully_grown() && step - grown_at >= settings.patience; }
+  bool finished() const { return mastered || gave_up() || step >= settings.steps; }
   double seconds() const { return seconds_before + seconds_since(start); }
 };
 
@@ -90,6 +92,7 @@ void go_on_from(Run& run, const Checkpoint& checkpoint, bool allow_changes) {
   trainer.at("loss").get_to(run.loss);
   trainer.at("seconds").get_to(run.seconds_before);
   run.mastered = trainer.value("mastered", false);
+  run.grown_at = trainer.value("grown_at", int64_t{0});
   run.checkpoint = checkpoint.folder;
 }
 
@@ -104,6 +107,8 @@ json describe(const Run& run) {
           {"seconds", std::round(10 * run.seconds()) / 10},
           {"loss", run.loss},
           {"mastered", run.mastered},
+          {"grown_at", run.grown_at},
+          {"gave_up", run.gave_up()},
           {"versions", {{"pathattn", version()}, {"commit", commit()}, {"torch", torch_version()}}},
           {"recipe", run.recipe}};
 }
@@ -127,26 +132,23 @@ void record(const Run& run, const char* status) {
                               : fmt::format("go on from {} with --resume --allow-changes", run.checkpoint.string()));
 }
 
-void train_one_step(Run& run, Metrics& metrics) {
+void train_one_step(Run& run, TrainingStep& training_step, Metrics& metrics) {
   const auto start = std::chrono::steady_clock::now();
   const Batch batch = run.data->next();
-  ++run.step;
-  const BatchResult result = accumulate_gradients(run.model, run.optimizer, batch, run.settings.accumulation);
+  const double learning_rate = run.settings.learning_rate_at(++run.step);
+  const StepResult result = training_step(batch, learning_rate);
   run.loss = result.loss;
   if (!std::isfinite(run.loss)) fail_diverged(run, "loss", run.loss);
-  const double gradient_norm = run.optimizer.clip_gradients();
-  if (!std::isfinite(gradient_norm)) fail_diverged(run, "gradient's norm", gradient_norm);
-  const double learning_rate = run.settings.learning_rate_at(run.step);
-  run.optimizer.step(learning_rate);
-  run.data->report_accuracy(result.last_accuracy);
-  run.mastered =
-      run.settings.stop_at_accuracy > 0 && batch.tokens.size(1) == run.settings.tokens && result.last_accuracy >= run.settings.stop_at_accuracy;
+  if (!std::isfinite(result.gradient_norm)) fail_diverged(run, "gradient's norm", result.gradient_norm);
+  if (run.data->report_accuracy(result.last_accuracy)) run.grown_at = run.step;
+  run.mastered = run.settings.stop_at_accuracy > 0 && batch.tokens.size(1) == run.settings.tokens && result.accuracy >= run.settings.stop_at_accuracy;
   run.tokens += batch.tokens.numel();
   if (run.step % run.settings.log_every != 0 && !run.finished()) return;
   json line = {{"step", run.step},
                {"loss", run.loss},
+               {"accuracy", result.accuracy},
                {"learning_rate", learning_rate},
-               {"gradient_norm", gradient_norm},
+               {"gradient_norm", result.gradient_norm},
                {"tokens", run.tokens},
                {"tokens_per_s", std::round(batch.tokens.numel() / seconds_since(start))}};
   if (run.data->has_curriculum()) line.update({{"tokens_per_row", batch.tokens.size(1)}, {"last_accuracy", result.last_accuracy}});
@@ -159,8 +161,9 @@ int train_to_the_end(Run& run) {
   Metrics metrics(run.folder / "metrics.jsonl", run.step);
   Progress progress("training", run.settings.steps, "steps", run.step);
   Interrupt interrupt;
+  TrainingStep training_step(run.model, run.optimizer, run.settings.accumulation);
   while (!run.finished()) {
-    train_one_step(run, metrics);
+    train_one_step(run, training_step, metrics);
     progress.update(run.step, fmt::format("loss {:.4f}", run.loss));
     if (due(run.settings.validate_every)) metrics.write({{"step", run.step}, {"validation_loss", mean_loss(run.model, run.validation)}});
     const bool last = run.finished() || interrupt.signal() != 0;
@@ -185,7 +188,9 @@ TrainResult train(Recipe recipe, const fs::path& folder, const TrainOptions& opt
   if (checkpoint) go_on_from(run, *checkpoint, options.allow_changes);
   if (run.finished()) {
     fmt::print(stderr, "{}: finished already, {} steps{}\n", folder.string(), run.step,
-               run.mastered ? "; the task was mastered" : "; raise train.steps to go on");
+               run.mastered    ? "; the task was mastered"
+               : run.gave_up() ? "; rows no longer grew"
+                               : "; raise train.steps to go on");
     return {.step = run.step};
   }
   if (options.resume) fmt::print(stderr, "{}: continuing from step {}\n", folder.string(), run.step);
