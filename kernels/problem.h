@@ -54,12 +54,14 @@ struct ForwardArguments {
   ConstView w, beta;  // both or neither
   ConstView g;        // or null
   View o, lse;
+  View o_rest;  // of 16-bit formats on CUDA, or null: what rounding took from o, rounded in turn
 };
 
 struct BackwardArguments {
   Problem problem;
   ConstView q, k, v, w, beta, g;
   ConstView o, lse;  // as forward wrote them
+  ConstView o_rest;  // likewise, or null; with a gate the fast CUDA path needs it, as there o's rounding can outweigh small gradients
   ConstView d_o;
   ConstView d_lse;  // or null
   View dq, dk, dv;

@@ -175,7 +175,8 @@ void check_state(const State& state, const Inputs& in) {
                     " query heads, g has ", in.g->sym_size(2));
 }
 
-void check_results(const Inputs& in, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o, const OptionalTensor& d_lse) {
+void check_results(const Inputs& in, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o, const OptionalTensor& d_lse,
+                   const OptionalTensor& o_rest) {
   const Sizes o_sizes{in.q.sym_size(0), in.q.sym_size(1), in.q.sym_size(2), in.v.sym_size(3)};
   const Sizes lse_sizes{in.q.sym_size(0), in.q.sym_size(1), in.q.sym_size(2)};
   const auto dtype = in.q.scalar_type();
@@ -183,6 +184,7 @@ void check_results(const Inputs& in, const at::Tensor& o, const at::Tensor& lse,
   check_tensor("o", o, "[B, T, HQ, V]", o_sizes, dtype, device);
   check_tensor("lse", lse, "[B, T, HQ]", lse_sizes, compute_type(dtype), device);
   check_tensor("d_o", d_o, "[B, T, HQ, V]", o_sizes, dtype, device);
+  if (given(o_rest)) check_tensor("o_rest", *o_rest, "[B, T, HQ, V]", o_sizes, dtype, device);
   if (given(d_lse)) check_tensor("d_lse", *d_lse, "[B, T, HQ]", lse_sizes, compute_type(dtype), device);
 }
 
@@ -250,14 +252,16 @@ View view(const at::Tensor& tensor) {
   return {tensor.mutable_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
 
-ForwardArguments forward_arguments(const KernelInputs& in, const at::Tensor& o, const at::Tensor& lse) {
+ForwardArguments forward_arguments(const KernelInputs& in, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& o_rest) {
   return {in.problem,          const_view(in.q), const_view(in.k), const_view(in.v), const_view(in.w),
-          const_view(in.beta), const_view(in.g), view(o),          view(lse)};
+          const_view(in.beta), const_view(in.g), view(o),          view(lse),        view(o_rest)};
 }
 
-BackwardTensors::BackwardTensors(const Inputs& in, const at::Tensor& o_, const at::Tensor& lse_, const at::Tensor& d_o_, const OptionalTensor& d_lse_)
+BackwardTensors::BackwardTensors(const Inputs& in, const at::Tensor& o_, const at::Tensor& lse_, const at::Tensor& d_o_, const OptionalTensor& d_lse_,
+                                 const OptionalTensor& o_rest_)
     : o(with_contiguous_last(o_)),
       lse(lse_),
+      o_rest(given(o_rest_) ? with_contiguous_last(*o_rest_) : at::Tensor()),
       d_o(with_contiguous_last(d_o_)),
       d_lse(d_lse_.value_or(at::Tensor())),
       dq(new_gradient(in, in.q)),
@@ -278,6 +282,7 @@ BackwardArguments BackwardTensors::arguments(const KernelInputs& in) const {
           const_view(in.g),
           const_view(o),
           const_view(lse),
+          const_view(o_rest),
           const_view(d_o),
           const_view(d_lse),
           view(dq),

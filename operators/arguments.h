@@ -44,7 +44,8 @@ void check_kernel_type(const char* what, at::ScalarType dtype, at::Device device
 void check_inputs(const Inputs& inputs);
 void check_state(const State& state);
 void check_state(const State& state, const Inputs& inputs);
-void check_results(const Inputs& inputs, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o, const OptionalTensor& d_lse);
+void check_results(const Inputs& inputs, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o, const OptionalTensor& d_lse,
+                   const OptionalTensor& o_rest);
 void check_stick_breaking_gradients(const Inputs& inputs, const at::Tensor& d_o, const OptionalTensor& d_rest);
 // Refuses malformed documents as far as the host can see: the values of offsets on the CPU, of those on a device only how many there are.
 void check_documents(const Inputs& inputs);
@@ -69,14 +70,15 @@ struct KernelInputs {
 ConstView const_view(const at::Tensor& tensor);  // [B, T, heads(, width)]; null for an undefined or empty tensor
 View view(const at::Tensor& tensor);
 
-ForwardArguments forward_arguments(const KernelInputs& inputs, const at::Tensor& o, const at::Tensor& lse = {});
+ForwardArguments forward_arguments(const KernelInputs& inputs, const at::Tensor& o, const at::Tensor& lse = {}, const at::Tensor& o_rest = {});
 
 // What backward reads and writes besides the inputs: copies where a last dimension is not contiguous, and fresh gradients.
 struct BackwardTensors {
-  BackwardTensors(const Inputs& inputs, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o, const OptionalTensor& d_lse);
+  BackwardTensors(const Inputs& inputs, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o, const OptionalTensor& d_lse,
+                  const OptionalTensor& o_rest);
   BackwardArguments arguments(const KernelInputs& inputs) const;
 
-  at::Tensor o, lse, d_o, d_lse;
+  at::Tensor o, lse, o_rest, d_o, d_lse;
   at::Tensor dq, dk, dv, dw, dbeta, dg;
 };
 

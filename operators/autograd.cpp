@@ -13,37 +13,42 @@ using torch::autograd::variable_list;
 
 Gradients call_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
                         const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o, const OptionalTensor& d_lse,
-                        std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled) {
+                        std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled, const OptionalTensor& o_rest) {
   static const auto op = dispatched<PathAttentionBackwardSignature>("pathattn::path_attention_backward");
-  return op.call(q, k, v, w, beta, g, o, lse, d_o, d_lse, scale, cu_seqlens, gate_scaled);
+  return op.call(q, k, v, w, beta, g, o, lse, d_o, d_lse, scale, cu_seqlens, gate_scaled, o_rest);
 }
 
 class PathAttention : public torch::autograd::Function<PathAttention> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
                                const OptionalTensor& beta, const OptionalTensor& g, std::optional<double> scale, const OptionalTensor& cu_seqlens,
-                               bool gate_scaled) {
+                               bool gate_scaled, bool keeps_rest) {
     static const auto op = dispatched<PathAttentionSignature>("pathattn::path_attention");
+    static const auto op_with_rest = dispatched<PathAttentionWithRestSignature>("pathattn::path_attention_with_rest");
     at::AutoDispatchBelowADInplaceOrView below;
-    auto [o, lse] = op.call(q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled);
+    at::Tensor o, lse, o_rest;
+    if (keeps_rest)
+      std::tie(o, lse, o_rest) = op_with_rest.call(q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled);
+    else
+      std::tie(o, lse) = op.call(q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled);
     context->set_materialize_grads(false);
-    context->save_for_backward(
-        {q, k, v, w.value_or(at::Tensor()), beta.value_or(at::Tensor()), g.value_or(at::Tensor()), cu_seqlens.value_or(at::Tensor()), o, lse});
+    context->save_for_backward({q, k, v, w.value_or(at::Tensor()), beta.value_or(at::Tensor()), g.value_or(at::Tensor()),
+                                cu_seqlens.value_or(at::Tensor()), o, lse, o_rest});
     context->saved_data["scale"] = scale;
     context->saved_data["gate_scaled"] = gate_scaled;
     return {o, lse};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    variable_list result(9);  // one for each argument of forward
+    variable_list result(10);  // one for each argument of forward
     if (!gradients[0].defined() && !gradients[1].defined()) return result;
     const variable_list saved = context->get_saved_variables();
     const auto optional = [](const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; };
     const at::Tensor &o = saved[7], &lse = saved[8];
     const at::Tensor d_o = gradients[0].defined() ? gradients[0] : at::zeros_like(o);
-    auto [dq, dk, dv, dw, dbeta, dg] =
-        call_backward(saved[0], saved[1], saved[2], optional(saved[3]), optional(saved[4]), optional(saved[5]), o, lse, d_o, optional(gradients[1]),
-                      context->saved_data["scale"].toOptional<double>(), optional(saved[6]), context->saved_data["gate_scaled"].toBool());
+    auto [dq, dk, dv, dw, dbeta, dg] = call_backward(saved[0], saved[1], saved[2], optional(saved[3]), optional(saved[4]), optional(saved[5]), o, lse,
+                                                     d_o, optional(gradients[1]), context->saved_data["scale"].toOptional<double>(),
+                                                     optional(saved[6]), context->saved_data["gate_scaled"].toBool(), optional(saved[9]));
     result[0] = dq, result[1] = dk, result[2] = dv;
     if (saved[3].defined()) result[3] = dw, result[4] = dbeta;
     if (saved[5].defined()) result[5] = dg;
@@ -55,9 +60,10 @@ class PathAttentionBackward : public torch::autograd::Function<PathAttentionBack
  public:
   static variable_list forward(AutogradContext*, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
                                const OptionalTensor& beta, const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o,
-                               const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled) {
+                               const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled,
+                               const OptionalTensor& o_rest) {
     at::AutoDispatchBelowADInplaceOrView below;
-    auto [dq, dk, dv, dw, dbeta, dg] = call_backward(q, k, v, w, beta, g, o, lse, d_o, d_lse, scale, cu_seqlens, gate_scaled);
+    auto [dq, dk, dv, dw, dbeta, dg] = call_backward(q, k, v, w, beta, g, o, lse, d_o, d_lse, scale, cu_seqlens, gate_scaled, o_rest);
     return {dq, dk, dv, dw, dbeta, dg};
   }
 
@@ -69,14 +75,20 @@ class PathAttentionBackward : public torch::autograd::Function<PathAttentionBack
 std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
                                                   const OptionalTensor& beta, const OptionalTensor& g, std::optional<double> scale,
                                                   const OptionalTensor& cu_seqlens, bool gate_scaled) {
-  const variable_list results = PathAttention::apply(q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled);
+  bool keeps_rest = at::GradMode::is_enabled() && q.is_cuda() && at::isReducedFloatingType(q.scalar_type()) && g && g->defined();
+  if (keeps_rest) {
+    const auto differentiable = [](const OptionalTensor& x) { return x && x->requires_grad(); };
+    keeps_rest = q.requires_grad() || k.requires_grad() || v.requires_grad() || differentiable(w) || differentiable(beta) || g->requires_grad();
+  }
+  const variable_list results = PathAttention::apply(q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled, keeps_rest);
   return {results[0], results[1]};
 }
 
 Gradients path_attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
                                   const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o,
-                                  const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled) {
-  const variable_list results = PathAttentionBackward::apply(q, k, v, w, beta, g, o, lse, d_o, d_lse, scale, cu_seqlens, gate_scaled);
+                                  const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled,
+                                  const OptionalTensor& o_rest) {
+  const variable_list results = PathAttentionBackward::apply(q, k, v, w, beta, g, o, lse, d_o, d_lse, scale, cu_seqlens, gate_scaled, o_rest);
   return {results[0], results[1], results[2], results[3], results[4], results[5]};
 }
 
@@ -161,7 +173,8 @@ TORCH_LIBRARY_IMPL(pathattn, Autograd, m) {
   m.impl("path_attention_backward", path_attention_backward);
   m.impl("stick_breaking_attention", stick_breaking_attention);
   m.impl("stick_breaking_attention_backward", stick_breaking_attention_backward);
-  for (const char* name : {"prefill", "decode", "carried_keys"}) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
+  for (const char* name : {"path_attention_with_rest", "prefill", "decode", "carried_keys"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
 }
 
 }  // namespace pathattn::operators

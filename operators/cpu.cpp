@@ -73,12 +73,13 @@ std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at:
 
 Gradients path_attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
                                   const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o,
-                                  const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled) {
+                                  const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled,
+                                  const OptionalTensor& o_rest) {
   const Inputs inputs{q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled};
   check_inputs(inputs);
-  check_results(inputs, o, lse, d_o, d_lse);
+  check_results(inputs, o, lse, d_o, d_lse, o_rest);
   const KernelInputs in(inputs);
-  const BackwardTensors tensors(inputs, o, lse, d_o, d_lse);
+  const BackwardTensors tensors(inputs, o, lse, d_o, d_lse, o_rest);
   const BackwardArguments arguments = tensors.arguments(in);
   check_status(check(arguments));  // before anything is measured by cu_seqlens
   const int workers = available_workers();

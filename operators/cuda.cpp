@@ -31,30 +31,42 @@ void run(const KernelInputs& in, size_t workspace_size, Kernel&& kernel) {
   check_status(kernel(workspace.mutable_data_ptr(), c10::cuda::getCurrentCUDAStream(in.q.device().index()).stream()));
 }
 
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attend(const Inputs& inputs, bool with_rest) {
+  check_inputs(inputs);
+  check_documents(inputs);
+  const c10::cuda::CUDAGuard guard(inputs.q.device());
+  const KernelInputs in(inputs, offsets_on_device(inputs));
+  const at::Tensor o = new_o(inputs), lse = new_lse(inputs), o_rest = with_rest ? new_o(inputs) : at::Tensor();
+  const ForwardArguments arguments = forward_arguments(in, o, lse, o_rest);
+  run(in, cuda::forward_workspace_size(arguments), [&](void* workspace, cudaStream_t stream) { return cuda::forward(arguments, workspace, stream); });
+  return {o, lse, o_rest};
+}
+
 std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
                                                   const OptionalTensor& beta, const OptionalTensor& g, std::optional<double> scale,
                                                   const OptionalTensor& cu_seqlens, bool gate_scaled) {
-  const Inputs inputs{q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled};
-  check_inputs(inputs);
-  check_documents(inputs);
-  const c10::cuda::CUDAGuard guard(q.device());
-  const KernelInputs in(inputs, offsets_on_device(inputs));
-  const at::Tensor o = new_o(inputs), lse = new_lse(inputs);
-  const ForwardArguments arguments = forward_arguments(in, o, lse);
-  run(in, cuda::forward_workspace_size(arguments), [&](void* workspace, cudaStream_t stream) { return cuda::forward(arguments, workspace, stream); });
+  const auto [o, lse, no_rest] = attend({q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled}, false);
   return {o, lse};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> path_attention_with_rest(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                                        const OptionalTensor& w, const OptionalTensor& beta, const OptionalTensor& g,
+                                                                        std::optional<double> scale, const OptionalTensor& cu_seqlens,
+                                                                        bool gate_scaled) {
+  return attend({q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled}, true);
 }
 
 Gradients path_attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
                                   const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o,
-                                  const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled) {
+                                  const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled,
+                                  const OptionalTensor& o_rest) {
   const Inputs inputs{q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled};
   check_inputs(inputs);
-  check_results(inputs, o, lse, d_o, d_lse);
+  check_results(inputs, o, lse, d_o, d_lse, o_rest);
   check_documents(inputs);
   const c10::cuda::CUDAGuard guard(q.device());
   const KernelInputs in(inputs, offsets_on_device(inputs));
-  const BackwardTensors tensors(inputs, o, lse, d_o, d_lse);
+  const BackwardTensors tensors(inputs, o, lse, d_o, d_lse, o_rest);
   const BackwardArguments arguments = tensors.arguments(in);
   run(in, cuda::backward_workspace_size(arguments),
       [&](void* workspace, cudaStream_t stream) { return cuda::backward(arguments, workspace, stream); });
@@ -144,6 +156,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> stick_breaking_attention_backward
 
 TORCH_LIBRARY_IMPL(pathattn, CUDA, m) {
   m.impl("path_attention", path_attention);
+  m.impl("path_attention_with_rest", path_attention_with_rest);
   m.impl("path_attention_backward", path_attention_backward);
   m.impl("prefill", prefill);
   m.impl("decode", decode);

@@ -1,4 +1,5 @@
 // The operators on fake tensors: the same checks and the same outputs' sizes, without values. Sizes may be symbolic.
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include "operators/arguments.h"
@@ -14,12 +15,21 @@ std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at:
   return {new_o(inputs), new_lse(inputs)};
 }
 
+std::tuple<at::Tensor, at::Tensor, at::Tensor> path_attention_with_rest(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                                        const OptionalTensor& w, const OptionalTensor& beta, const OptionalTensor& g,
+                                                                        std::optional<double> scale, const OptionalTensor& cu_seqlens,
+                                                                        bool gate_scaled) {
+  const auto [o, lse] = path_attention(q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled);
+  return {o, lse, at::empty_like(o)};
+}
+
 Gradients path_attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w, const OptionalTensor& beta,
                                   const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse, const at::Tensor& d_o,
-                                  const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled) {
+                                  const OptionalTensor& d_lse, std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled,
+                                  const OptionalTensor& o_rest) {
   const Inputs inputs{q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled};
   check_inputs(inputs);
-  check_results(inputs, o, lse, d_o, d_lse);
+  check_results(inputs, o, lse, d_o, d_lse, o_rest);
   return {new_gradient(inputs, q), new_gradient(inputs, k),    new_gradient(inputs, v),
           new_gradient(inputs, w), new_gradient(inputs, beta), new_gradient(inputs, g)};
 }
@@ -73,6 +83,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> stick_breaking_attention_backward
 
 TORCH_LIBRARY_IMPL(pathattn, Meta, m) {
   m.impl("path_attention", path_attention);
+  m.impl("path_attention_with_rest", path_attention_with_rest);
   m.impl("path_attention_backward", path_attention_backward);
   m.impl("prefill", prefill);
   m.impl("decode", decode);

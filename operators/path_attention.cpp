@@ -31,9 +31,13 @@ TORCH_LIBRARY(pathattn, m) {
   m.def(
       "path_attention(Tensor q, Tensor k, Tensor v, Tensor? w=None, Tensor? beta=None, Tensor? g=None, *, float? scale=None, "
       "Tensor? cu_seqlens=None, bool gate_scaled=False) -> (Tensor o, Tensor lse)");
+  // On CUDA, for path_attention to be differentiated by a 16-bit o: o_rest is what rounding took from o.
+  m.def(
+      "path_attention_with_rest(Tensor q, Tensor k, Tensor v, Tensor? w=None, Tensor? beta=None, Tensor? g=None, *, float? scale=None, "
+      "Tensor? cu_seqlens=None, bool gate_scaled=False) -> (Tensor o, Tensor lse, Tensor o_rest)");
   m.def(
       "path_attention_backward(Tensor q, Tensor k, Tensor v, Tensor? w, Tensor? beta, Tensor? g, Tensor o, Tensor lse, Tensor d_o, Tensor? d_lse, "
-      "*, float? scale=None, Tensor? cu_seqlens=None, bool gate_scaled=False) "
+      "*, float? scale=None, Tensor? cu_seqlens=None, bool gate_scaled=False, Tensor? o_rest=None) "
       "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dw, Tensor dbeta, Tensor dg)");
   m.def(
       "prefill(Tensor q, Tensor k, Tensor v, Tensor? w, Tensor? beta, Tensor? g, Tensor(a!) keys, Tensor(b!) values, Tensor(c!)? gate_sums, "

@@ -10,10 +10,14 @@ namespace pathattn::operators {
 using PathAttentionSignature = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                                   const OptionalTensor& w, const OptionalTensor& beta, const OptionalTensor& g,
                                                                   std::optional<double> scale, const OptionalTensor& cu_seqlens, bool gate_scaled);
+using PathAttentionWithRestSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor>(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                                                      const OptionalTensor& w, const OptionalTensor& beta,
+                                                                                      const OptionalTensor& g, std::optional<double> scale,
+                                                                                      const OptionalTensor& cu_seqlens, bool gate_scaled);
 using PathAttentionBackwardSignature = Gradients(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
                                                  const OptionalTensor& beta, const OptionalTensor& g, const at::Tensor& o, const at::Tensor& lse,
                                                  const at::Tensor& d_o, const OptionalTensor& d_lse, std::optional<double> scale,
-                                                 const OptionalTensor& cu_seqlens, bool gate_scaled);
+                                                 const OptionalTensor& cu_seqlens, bool gate_scaled, const OptionalTensor& o_rest);
 using PrefillSignature = at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
                                     const OptionalTensor& beta, const OptionalTensor& g, at::Tensor& keys, at::Tensor& values,
                                     const OptionalTensor& gate_sums, const OptionalTensor& carries, const OptionalTensor& open_keys,

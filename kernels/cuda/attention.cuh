@@ -155,7 +155,10 @@ __global__ void __launch_bounds__(kThreads, 1) attend(Call call) {
   }
 
   softmax.out.for_each([&](int i, int j, float& o) {
-    if (i < tile.count && j < call.V) call.out.set(unit.b, tile.first() + i, unit.h, j, o / softmax.sum[i % 4]);
+    if (i >= tile.count || j >= call.V) return;
+    const float exact = o / softmax.sum[i % 4];
+    call.out.set(unit.b, tile.first() + i, unit.h, j, exact);
+    if (call.out_rest.data) call.out_rest.set(unit.b, tile.first() + i, unit.h, j, exact - call.out.at(unit.b, tile.first() + i, unit.h, j));
   });
   if (threadIdx.x % 16 == 0) {
     for (int r = 0; r < 4; ++r) {

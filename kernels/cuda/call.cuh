@@ -54,7 +54,7 @@ struct Workspace {
 };
 
 struct Call {
-  Tensor q, k, v, w, beta, g, out, lse, d_out, d_lse, dq, dk, dv, dw, dbeta, dg;
+  Tensor q, k, v, w, beta, g, out, out_rest, lse, d_out, d_lse, dq, dk, dv, dw, dbeta, dg;
   int64_t T;
   int heads, group, K, V;  // key heads, query heads a key head
   int64_t first_unit;      // of the units at work; grids count from 0

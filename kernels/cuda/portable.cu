@@ -164,6 +164,7 @@ Status forward(const ForwardArguments& arguments, void* workspace, cudaStream_t 
   call.beta = tensor(arguments.beta, DType::kFloat32);
   call.g = tensor(arguments.g, DType::kFloat32);
   call.out = tensor(arguments.o, problem.dtype);
+  call.out_rest = tensor(arguments.o_rest, problem.dtype);
   call.lse = tensor(arguments.lse, DType::kFloat32);
   return for_groups(problem, sizes, false, call, workspace, stream, [&](const Call& part, int64_t units) -> Status {
     if (Status status = prepare(sizes, part, units, stream); !status.ok()) return status;

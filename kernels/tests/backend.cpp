@@ -93,12 +93,12 @@ Backend cpu_backend(int num_workers, Workers::Order order) {
 }
 
 ForwardArguments forward_arguments(const Inputs& in, const Outputs& out) {
-  return {in.problem(), in.q.in(), in.k.in(), in.v.in(), in.w.in(), in.beta.in(), in.g.in(), out.o.out(), out.lse.out()};
+  return {in.problem(), in.q.in(), in.k.in(), in.v.in(), in.w.in(), in.beta.in(), in.g.in(), out.o.out(), out.lse.out(), out.o_rest.out()};
 }
 
 BackwardArguments backward_arguments(const Inputs& in, const Outputs& out) {
-  return {in.problem(), in.q.in(),     in.k.in(),    in.v.in(),    in.w.in(),    in.beta.in(), in.g.in(),       out.o.in(),  out.lse.in(),
-          in.d_o.in(),  in.d_lse.in(), out.dq.out(), out.dk.out(), out.dv.out(), out.dw.out(), out.dbeta.out(), out.dg.out()};
+  return {in.problem(),    in.q.in(),   in.k.in(),     in.v.in(),    in.w.in(),    in.beta.in(), in.g.in(),    out.o.in(),      out.lse.in(),
+          out.o_rest.in(), in.d_o.in(), in.d_lse.in(), out.dq.out(), out.dk.out(), out.dv.out(), out.dw.out(), out.dbeta.out(), out.dg.out()};
 }
 
 namespace {
@@ -117,7 +117,8 @@ Outputs forward(const Backend& backend, const Inputs& in, Layout layout) {
   Outputs out;
   out.o = Tensor(p.dtype, {p.batch, p.tokens, p.query_heads, p.value_width}, layout);
   out.lse = Tensor(compute_type(p.dtype), {p.batch, p.tokens, p.query_heads, 1}, layout);
-  check_outcome(backend.forward(forward_arguments(in, out)), {&out.o, &out.lse});
+  if (!in.g.empty() && element_size(p.dtype) == 2) out.o_rest = Tensor(p.dtype, {p.batch, p.tokens, p.query_heads, p.value_width}, layout);
+  check_outcome(backend.forward(forward_arguments(in, out)), {&out.o, &out.lse, &out.o_rest});
   return out;
 }
 

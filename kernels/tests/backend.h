@@ -24,6 +24,7 @@ struct Inputs {
 
 struct Outputs {
   Tensor o, lse, dq, dk, dv, dw, dbeta, dg;
+  Tensor o_rest;  // asked for with a gate and 16 bits
 };
 
 // Threads that share out the tasks of a kernel call in no fixed order.

@@ -91,6 +91,7 @@ void move_common(Copies& copies, Arguments& a) {
   copies.move(a.g, DType::kFloat32, p.query_heads, 1);
   copies.move(a.o, p.dtype, p.query_heads, p.value_width);
   copies.move(a.lse, DType::kFloat32, p.query_heads, 1);
+  copies.move(a.o_rest, p.dtype, p.query_heads, p.value_width);
 }
 
 template <typename Arguments, typename Kernel>

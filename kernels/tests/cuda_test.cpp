@@ -88,6 +88,24 @@ class HopperPath : public testing::TestWithParam<Case> {};
 TEST_P(HopperPath, values_gradients_and_bits) { expect_case(GetParam(), cuda_backend(), path_expected, hopper_tolerance(GetParam())); }
 INSTANTIATE_TEST_SUITE_P(Table, HopperPath, testing::ValuesIn(hopper_cases()), [](const auto& info) { return info.param.name; });
 
+// With a gate: o and what rounding took from it, together closer to the truth than any 16 bits are.
+TEST(CudaRest, is_what_rounding_took) {
+  if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
+  for (const Backend& backend : {cuda_backend(), portable_cuda_backend()}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      const Case c{.name = "rest", .tokens = 300, .query_heads = 2, .key_width = 64, .value_width = 128, .dtype = dtype, .gate = Gate::kMild};
+      const Inputs in = make_inputs(c);
+      const Outputs got = forward(backend, in), want = expected(in, /*with_gradients=*/false);
+      Tensor sum = got.o.to(DType::kFloat64);
+      sum.fill([&](int64_t b, int64_t t, int64_t h, int64_t i) { return got.o.at(b, t, h, i) + got.o_rest.at(b, t, h, i); });
+      EXPECT_LE(relative_error(sum, want.o), dtype == DType::kBFloat16 ? relative_error(got.o, want.o) / 2 : relative_error(got.o, want.o))
+          << backend.name;
+      EXPECT_LE(relative_error(got.o, sum), unit_roundoff(dtype)) << backend.name;
+      EXPECT_GE(relative_error(got.o, sum), unit_roundoff(dtype) / 10) << backend.name;
+    }
+  }
+}
+
 // Several levels of nodes: too long for the reference, so against the portable path in float32 on the same numbers.
 TEST(HopperLevels, agree_with_the_portable_path) {
   if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";

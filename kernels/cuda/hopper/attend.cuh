@@ -8,7 +8,8 @@
 
 namespace pathattn::cuda::hopper {
 
-inline constexpr int kAttendThreads = 384;  // warpgroup 0 copies, 1 and 2 compute
+inline constexpr int kAttendThreads = 384;                               // warpgroup 0 copies, 1 and 2 compute
+inline constexpr int kCopyingRegisters = 56, kComputingRegisters = 224;  // a thread
 
 template <int K, int V>
 struct AttendMemory {
@@ -116,59 +117,47 @@ struct Attend {
     for (unsigned i = take_item(ring); i < num_items; i = take_item(ring)) {
       const Item work = item(i, num_tiles);
       const Tile tile = call.at.tiles[work.slot];
-      const int unit = work.query / call.group, first_slot = work.slot - tile.index;
-      const float query_factor = kLog2E * call.scale * call.at.query_factors[slot(call, work.query, work.slot)];
-      const double* const gate_before = call.at.gate_before + work.query * (call.max_tiles + 1);
+      // Slots of the document's first tile; 32 bits hold any, images being 16 KB.
+      const int max_tiles = static_cast<int>(call.max_tiles), first_slot = work.slot - tile.index;
+      const int of_keys = work.query / call.group * max_tiles + first_slot, of_gates = work.query * max_tiles + first_slot;
+      const float query_factor = kLog2E * call.scale * call.at.query_factors[of_gates + tile.index];
       for_each_segment<kPath>(call, tile, [&](int level, int first, int count, bool is_last) {
-        const int64_t from = slot(call, unit, first_slot + first);
-        const auto copy_values = [&](int t) {
+        const auto copy_values = [&](int index) {
           values.wait_empty();
           arrive_expecting(values.full + values.stage, kImageBytes<V>);
-          copy_bulk(shared + Memory::kValues + values.stage * kImageBytes<V>, call.at.values + (from + t) * kImageBytes<V>, kImageBytes<V>,
-                    values.full + values.stage);
+          copy_bulk(shared + Memory::kValues + values.stage * kImageBytes<V>, call.at.values + int64_t{of_keys + index} * kImageBytes<V>,
+                    kImageBytes<V>, values.full + values.stage);
           values.next();
         };
-        for (int t = count - 1; t >= 0; --t) {
-          KeyNumbers key{query_factor * call.at.key_factors[from + t], call.at.value_factors[from + t], 0};
-          if constexpr (kGated) key.bias = static_cast<float>(gate_before[work.slot] - gate_before[first_slot + first + t + 1]);
+        for (int t = first + count - 1; t >= first; --t) {
+          const int index = opaque(t);
+          KeyNumbers key{query_factor * call.at.key_factors[of_keys + index], call.at.value_factors[of_keys + index], 0};
+          if constexpr (kGated) {
+            const double* before = call.at.gate_before + (of_gates + work.query);
+            key.bias = static_cast<float>(before[tile.index] - before[index + 1]);
+          }
           keys.wait_empty();
           numbers()[keys.stage] = key;
           arrive_expecting(keys.full + keys.stage, kImageBytes<K> + (kGated ? kTile * 4 : 0));
-          copy_bulk(shared + Memory::kKeys + keys.stage * kImageBytes<K>, call.at.keys[level] + (from + t) * kImageBytes<K>, kImageBytes<K>,
-                    keys.full + keys.stage);
+          copy_bulk(shared + Memory::kKeys + keys.stage * kImageBytes<K>, call.at.keys[level] + int64_t{of_keys + index} * kImageBytes<K>,
+                    kImageBytes<K>, keys.full + keys.stage);
           if constexpr (kGated)
-            copy_bulk(shared + Memory::kBias + keys.stage * kTile * 4, call.at.gate_suffix + slot(call, work.query, first_slot + first + t) * kTile,
-                      kTile * 4, keys.full + keys.stage);
+            copy_bulk(shared + Memory::kBias + keys.stage * kTile * 4, call.at.gate_suffix + int64_t{of_gates + index} * kTile, kTile * 4,
+                      keys.full + keys.stage);
           keys.next();
-          if (t + 1 < count) copy_values(t + 1);
+          if (index + 1 < first + count) copy_values(index + 1);
         }
         if (kPath && !is_last) {
           keys.wait_empty();
           arrive_expecting(keys.full + keys.stage, kMatrixBytes<K>);
           copy_bulk(shared + Memory::kKeys + keys.stage * kImageBytes<K>,
-                    call.at.matrices[level] + matrix_slot(call, unit, first_slot + first, level) * kMatrixBytes<K>, kMatrixBytes<K>,
-                    keys.full + keys.stage);
+                    call.at.matrices[level] + matrix_slot(call, work.query / call.group, first_slot + first, level) * kMatrixBytes<K>,
+                    kMatrixBytes<K>, keys.full + keys.stage);
           keys.next();
         }
-        copy_values(0);
+        copy_values(first);
       });
     }
-  }
-
-  // By the four lanes that share a row of the tile.
-  __device__ void write_delta(const Unit& head, const Tile& tile, int64_t at_query, int row, const float (&out)[V / 2], int half, float by) const {
-    float sum = 0;
-    if (row < tile.count) {
-      const auto* d_out = static_cast<const uint16_t*>(call.delta_of.data) + head.b * call.delta_of.batch_stride +
-                          (tile.first() + row) * call.delta_of.token_stride + head.h * call.delta_of.head_stride + fragment_column();
-#pragma unroll
-      for (int n = 0; n < V / 8; ++n) {
-        const float2 pair = unpack_input(*reinterpret_cast<const uint32_t*>(d_out + 8 * n), call.delta_of.dtype);
-        sum = fmaf(pair.x, out[4 * n + 2 * half] * by, fmaf(pair.y, out[4 * n + 2 * half + 1] * by, sum));
-      }
-    }
-    sum = row_sum(sum);
-    if (lane_id() % 4 == 0) call.delta[at_query * kTile + row] = sum;
   }
 
   __device__ void compute(unsigned num_items, int num_tiles) const {
@@ -224,53 +213,67 @@ struct Attend {
         for (int k = 0; k < kTile / 16; ++k) wgmma<1>(out, p[k], advance(at, k * 2048), true);
         wgmma_commit();
       };
-      // s becomes exp2(score - maximum), the rows' maxima and sums follow; decay is what `out` has to be multiplied by.
+      // The gate's part of the columns; with room in registers for it, under the products.
+      constexpr bool kHasRoom = K == 64 && V == 64;
+      float2 bias[kGated ? kTile / 8 : 1];
+      const auto load_bias = [&]() {
+        const float* of_stage = reinterpret_cast<const float*>(shared + Memory::kBias) + keys.stage * kTile + fragment_column();
+#pragma unroll
+        for (int n = 0; n < kTile / 8; ++n) bias[n] = *reinterpret_cast<const float2*>(of_stage + 8 * n);
+      };
+      // s becomes exp2(score - largest), the rows' sums follow. `largest` follows the rows' maxima only when one is 2^kSlack above it, as P and the
+      // sums have room: so `out` is seldom multiplied, by `decay`.
+      constexpr float kSlack = 8;
+      bool decays;
       float decay[2];
       const auto softmax = [&]() {
         const KeyNumbers key = numbers()[keys.stage];
         if constexpr (kGated) {
-          const float* bias = reinterpret_cast<const float*>(shared + Memory::kBias) + keys.stage * kTile + fragment_column();
+          if constexpr (!kHasRoom) load_bias();
 #pragma unroll
-          for (int n = 0; n < kTile / 8; ++n) {
-            const float2 pair = *reinterpret_cast<const float2*>(bias + 8 * n);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              s[4 * n + 2 * half] = fmaf(s[4 * n + 2 * half], key.score_factor, pair.x);
-              s[4 * n + 2 * half + 1] = fmaf(s[4 * n + 2 * half + 1], key.score_factor, pair.y);
-            }
-          }
+          for (int n = 0; n < kTile / 2; ++n) s[n] = fmaf(s[n], key.score_factor, n % 2 ? bias[n / 4].y : bias[n / 4].x);
         }
         keys.release();
         const float factor = kGated ? 1.f : key.score_factor;
-        // `out` takes the largest factor of any values met; P carries what the others lack.
-        const float new_out_factor = fmaxf(out_factor, key.value_factor);
-        const float value_shift = key.value_factor / new_out_factor, out_shift = out_factor / new_out_factor;
-        out_factor = new_out_factor;
+        float most[4] = {s[0], s[1], s[2], s[3]};  // four chains, which do not wait for each other
+#pragma unroll
+        for (int n = 4; n < kTile / 2; ++n) most[n % 4] = fmaxf(most[n % 4], s[n]);
+        float highest[2], base[2];
+        bool keeps = key.value_factor <= out_factor;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float most = s[2 * half];
-#pragma unroll
-          for (int n = 0; n < kTile / 8; ++n) most = fmaxf(most, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
-          const float bias = kGated ? row_bias[half] + key.bias : 0.f;
-          const float new_largest = fmaxf(largest[half], fmaf(row_max(most), factor, bias));
-          decay[half] = exp2_fast(largest[half] - new_largest);
-          largest[half] = new_largest;
-          const float base = new_largest - bias;
-          float tile_sum = 0;
-#pragma unroll
-          for (int n = 0; n < kTile / 8; ++n)
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-              float& x = s[4 * n + 2 * half + j];
-              x = exp2_fast(fmaf(x, factor, -base));
-              tile_sum += x;
-            }
-          sum[half] = fmaf(sum[half], decay[half], tile_sum);
-          decay[half] *= out_shift;
+          base[half] = kGated ? row_bias[half] + key.bias : 0.f;
+          highest[half] = fmaf(row_max(fmaxf(most[2 * half], most[2 * half + 1])), factor, base[half]);
+          keeps = keeps && highest[half] <= largest[half] + kSlack;
         }
-        if (value_shift != 1) {
+        decays = !__all_sync(0xffffffffu, keeps);
+        if (decays) {
+          // `out` takes the largest factor of any values met; P carries what the others lack.
+          const float new_out_factor = fmaxf(out_factor, key.value_factor), shift = out_factor * reciprocal_of_power(new_out_factor);
+          out_factor = new_out_factor;
 #pragma unroll
-          for (int n = 0; n < kTile / 2; ++n) s[n] *= value_shift;
+          for (int half = 0; half < 2; ++half) {
+            const float new_largest = fmaxf(largest[half], highest[half]);
+            decay[half] = exp2_fast(largest[half] - new_largest);
+            largest[half] = new_largest;
+            sum[half] *= decay[half];
+            decay[half] *= shift;
+          }
+        }
+        float sums[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) base[half] = largest[half] - base[half];
+#pragma unroll
+        for (int n = 0; n < kTile / 2; ++n) {
+          s[n] = exp2_fast(fmaf(s[n], factor, -base[n / 2 % 2]));
+          sums[n % 4] += s[n];
+        }
+        sum[0] += sums[0] + sums[1];
+        sum[1] += sums[2] + sums[3];
+        if (key.value_factor != out_factor) {
+          const float shift = key.value_factor * reciprocal_of_power(out_factor);
+#pragma unroll
+          for (int n = 0; n < kTile / 2; ++n) s[n] *= shift;
         }
       };
       const auto round_and_rescale = [&]() {
@@ -278,11 +281,13 @@ struct Attend {
         for (int k = 0; k < kTile / 16; ++k)
 #pragma unroll
           for (int j = 0; j < 4; ++j) p[k][j] = pack(s[8 * k + 2 * j], s[8 * k + 2 * j + 1]);
+        if (!decays) return;
 #pragma unroll
         for (int n = 0; n < V / 2; ++n) out[n] *= decay[n / 2 % 2];
       };
       for_each_segment<kPath>(call, tile, [&](int level, int first, int count, bool is_last) {
         scores();
+        if constexpr (kGated && kHasRoom) load_bias();
         wgmma_wait<0>();
         hold(s);
         softmax();
@@ -290,6 +295,7 @@ struct Attend {
         for (int t = count - 2; t >= 0; --t) {
           scores();
           add_values();
+          if constexpr (kGated && kHasRoom) load_bias();
           wgmma_wait<1>();
           hold(s);
           softmax();
@@ -323,24 +329,27 @@ struct Attend {
       });
 
       const Unit head = query_unit(call, work.query);
-      const bool half_precision = call.out.dtype == DType::kFloat16;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = 16 * warp + fragment_row() + 8 * half;
         const float total = row_sum(sum[half]);
         const float by = out_factor / total;
-        if (call.delta) {
-          write_delta(head, tile, at_query, row, out, half, by);
-          continue;
-        }
         if (row >= tile.count) continue;
-        auto* at = static_cast<uint16_t*>(call.out.data) + head.b * call.out.batch_stride + (tile.first() + row) * call.out.token_stride +
-                   head.h * call.out.head_stride;
+        const auto row_of = [&](const Tensor& tensor) {
+          return static_cast<uint16_t*>(tensor.data) + head.b * tensor.batch_stride + (tile.first() + row) * tensor.token_stride +
+                 head.h * tensor.head_stride + fragment_column();
+        };
+        uint16_t* const at = row_of(call.out);
 #pragma unroll
         for (int n = 0; n < V / 8; ++n) {
           const float x = out[4 * n + 2 * half] * by, y = out[4 * n + 2 * half + 1] * by;
-          const __nv_bfloat162 rounded = __floats2bfloat162_rn(x, y);
-          *reinterpret_cast<uint32_t*>(at + 8 * n + fragment_column()) = half_precision ? pack(x, y) : reinterpret_cast<const uint32_t&>(rounded);
+          const uint32_t rounded = pack_output(x, y, call.out.dtype);
+          *reinterpret_cast<uint32_t*>(at + 8 * n) = rounded;
+          if constexpr (kGated) {
+            if (!call.out_rest.data) continue;
+            const float2 kept = unpack_input(rounded, call.out.dtype);
+            *reinterpret_cast<uint32_t*>(row_of(call.out_rest) + 8 * n) = pack_output(x - kept.x, y - kept.y, call.out.dtype);
+          }
         }
         if (lane_id() % 4 == 0) call.lse.set(head.b, tile.first() + row, head.h, 0, kLn2 * (largest[half] + log2f(total)));
       }
@@ -357,10 +366,10 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend(const __grid_constan
   if (threadIdx.x == 0) attend.init();
   __syncthreads();
   if (threadIdx.x < 128) {
-    lower_registers<40>();
+    lower_registers<kCopyingRegisters>();
     if (threadIdx.x == 0) attend.copy(num_items, num_tiles);
   } else {
-    raise_registers<232>();
+    raise_registers<kComputingRegisters>();
     attend.compute(num_items, num_tiles);
   }
 }

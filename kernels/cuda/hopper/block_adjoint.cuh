@@ -49,7 +49,11 @@ struct BlockAdjoint {
   int j;      // warpgroup
   int count;  // tokens
   BlockInputs has;
-  float key_factor, u_factor, x_factor;  // number = factor * stored
+  float key_factor, u_factor, x_factor, value_factor;  // number = factor * stored
+  struct HeadFactors {
+    float query, d_out, score;
+  };
+  HeadFactors head_factors;  // of the first head
   int turn = 0;
   uint32_t parity = 0;
   float query_factor = 1, da_factor = 1, dquery_factor = 1;  // of the head at work
@@ -283,13 +287,16 @@ struct BlockAdjoint {
     sync_threads(1, 128);
   }
 
+  __device__ static HeadFactors factors_of_head(const Call& call, const LocalGradients& gradients, int64_t at_query) {
+    return {fabsf(call.at.query_factors[at_query]), gradients.d_out_factors[at_query], gradients.score_factors[at_query]};
+  }
   // One query head: dq, dv, and its part of every sum: in registers after the last, in gradients.sums before.
   __device__ __forceinline__ void add_head(int member, float (&dk)[32], float (&dw)[32]) {
     const int64_t query = unit.local * call.group + member, at_query = slot(call, query, index);
     const Unit head = query_unit(call, query);
-    const float value_factor = call.at.value_factors[tile_slot()], d_out_factor = gradients.d_out_factors[at_query],
-                ds_factor = gradients.score_factors[at_query];
-    query_factor = fabsf(call.at.query_factors[at_query]);
+    if (member > 0) head_factors = factors_of_head(call, gradients, at_query);
+    const float d_out_factor = head_factors.d_out, ds_factor = head_factors.score;
+    query_factor = head_factors.query;
     da_factor = call.scale * ds_factor;
     fetch_images(member, at_query);
     if (threadIdx.x == 0) prefetch(member);
@@ -566,20 +573,36 @@ __global__ void __launch_bounds__(BlockMemory<K, V>::kThreads, BlockMemory<K, V>
   using Memory = BlockMemory<K, V>;
   const int index = blockIdx.x / 2 / gradients.num_units, half = blockIdx.x % 2,
             group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
-  if (index >= *call.at.num_tiles) return;
+  using Adjoint = BlockAdjoint<K, V, kPath, kGate>;
+  // All that the place of the block is enough for, before the first wait.
+  const Unit unit = key_unit(call, blockIdx.x / 2 % gradients.num_units);
+  const int64_t tile_slot = slot(call, unit.local, index);
+  const float key_factor = call.at.key_factors[tile_slot], minus_factor = kPath ? -call.at.transform_factors[2 * tile_slot + half] : 1,
+              value_factor = call.at.value_factors[tile_slot];
+  const auto head_factors = Adjoint::factors_of_head(call, gradients, slot(call, unit.local * call.group, index));
   const Tile tile = call.at.tiles[index];
   const int count = min(tile.count - half * kBlock, kBlock);
-  if (count <= 0) return;
+  if (index >= *call.at.num_tiles || count <= 0) return;
   if (threadIdx.x == 0) {
     init_barrier(reinterpret_cast<uint64_t*>(shared + Memory::kBarrier), 1);
     fence_barrier_init();
   }
   __syncthreads();
-  const Unit unit = key_unit(call, blockIdx.x / 2 % gradients.num_units);
-  const int64_t tile_slot = slot(call, unit.local, index);
-  const float key_factor = call.at.key_factors[tile_slot], minus_factor = kPath ? -call.at.transform_factors[2 * tile_slot + half] : 1;
-  BlockAdjoint<K, V, kPath, kGate> adjoint{
-      call, gradients, shared, tile, unit, index, half, group, count, BlockInputs(tile, half), key_factor, minus_factor, minus_factor * key_factor};
+  Adjoint adjoint{call,
+                  gradients,
+                  shared,
+                  tile,
+                  unit,
+                  index,
+                  half,
+                  group,
+                  count,
+                  BlockInputs(tile, half),
+                  key_factor,
+                  minus_factor,
+                  minus_factor * key_factor,
+                  value_factor,
+                  head_factors};
   float dk[32], dw[32];
   for (int member = 0; member < call.group; ++member) adjoint.add_head(member, dk, dw);
   adjoint.finish(dk, dw);

@@ -40,16 +40,12 @@ struct Workspace {
 };
 
 struct Call {
-  Tensor q, k, v, w, beta, g, out, lse;
+  Tensor q, k, v, w, beta, g, out, out_rest, lse;
   int64_t max_tiles;
   int heads, group;    // key heads, query heads a key head
   int64_t first_unit;  // of the units at work; grids count from 0
   int num_levels;
   float scale, gate_factor;
-  // Where delta is not null, attend writes there [query unit][max_tiles][kTile] the row sums of delta_of * o, o as it was before rounding, in place
-  // of out and lse.
-  Tensor delta_of;
-  float* delta;
   Workspace at;
 };
 

@@ -33,7 +33,8 @@ cudaError_t gradient_stages(const Call& call, const Gradients& gradients, int64_
   const unsigned num_query_units = static_cast<unsigned>(num_units * call.group), max_tiles = static_cast<unsigned>(call.max_tiles);
   const dim3 query_tiles(max_tiles, num_query_units);
   Launcher launcher(stream);
-  launcher.launch(prepare_output_gradients<V>, query_tiles, kLocalThreads, 0, call, gradients.output);
+  launcher.launch(has_gate ? prepare_output_gradients<V, true> : prepare_output_gradients<V, false>, query_tiles, kLocalThreads, 0, call,
+                  gradients.output);
   if (launcher.error() != cudaSuccess) return launcher.error();
   if (const cudaError_t error = has_gate ? far_stages<K, V, true>(call, gradients.far, stream) : far_stages<K, V, false>(call, gradients.far, stream))
     return error;

@@ -50,7 +50,7 @@ Workspace lay_out(const Sizes& sizes, int64_t units, bool backward, Arena& arena
   arena.take(at.value_factors, tiles);
   arena.take(at.queries, query_tiles * key_image);
   arena.take(at.query_factors, query_tiles);
-  if (!backward || sizes.gated) {
+  if (!backward) {
     arena.take(at.local_out, query_tiles * kTile * sizes.V / 2);
     arena.take(at.local_lse, query_tiles * kTile);
   }
@@ -232,6 +232,7 @@ Call make_call(const Arguments& arguments, const Sizes& sizes) {
   call.beta = tensor(arguments.beta, DType::kFloat32);
   call.g = tensor(arguments.g, DType::kFloat32);
   call.out = tensor(arguments.o, problem.dtype);
+  call.out_rest = tensor(arguments.o_rest, problem.dtype);
   call.lse = tensor(arguments.lse, DType::kFloat32);
   call.max_tiles = sizes.max_tiles;
   call.heads = static_cast<int>(problem.key_heads);
@@ -270,11 +271,14 @@ bool supports_inputs(const Arguments& arguments) {
 
 }  // namespace
 
-bool supports(const ForwardArguments& arguments) { return supports_inputs(arguments) && aligned(arguments.o, 4, 2) && on_hopper(); }
+bool supports(const ForwardArguments& arguments) {
+  return supports_inputs(arguments) && aligned(arguments.o, 4, 2) && aligned(arguments.o_rest, 4, 2) && on_hopper();
+}
 
 bool supports(const BackwardArguments& arguments) {
-  return supports_inputs(arguments) && aligned(arguments.o, 16, 2) && aligned(arguments.d_o, 16, 2) && aligned(arguments.dq, 16, 2) &&
-         aligned(arguments.dk, 16, 2) && aligned(arguments.dv, 16, 2) && aligned(arguments.dw, 16, 4) && on_hopper();
+  return supports_inputs(arguments) && (arguments.o_rest.data || !arguments.g.data) && aligned(arguments.o, 16, 2) &&
+         aligned(arguments.o_rest, 16, 2) && aligned(arguments.d_o, 16, 2) && aligned(arguments.dq, 16, 2) && aligned(arguments.dk, 16, 2) &&
+         aligned(arguments.dv, 16, 2) && aligned(arguments.dw, 16, 4) && on_hopper();
 }
 
 size_t forward_workspace_size(const Problem& problem, bool has_w, bool has_gate) {
@@ -317,13 +321,8 @@ Status backward(const BackwardArguments& arguments, void* workspace, cudaStream_
   at.stages.local.dw = tensor(arguments.dw, DType::kFloat32);
   at.stages.local.dbeta = tensor(arguments.dbeta, DType::kFloat32);
   at.gate.dg = tensor(arguments.dg, DType::kFloat32);
-  return for_groups(problem, sizes, at_once, call, stream, [&](Call part, int64_t units) {
+  return for_groups(problem, sizes, at_once, call, stream, [&](const Call& part, int64_t units) {
     if (cudaError_t error = prepare(sizes, part, units, stream); error != cudaSuccess) return error;
-    if (sizes.gated) {  // strong gates: o's rounding, by way of delta, would outweigh small gradients
-      part.delta_of = at.stages.output.d_out;
-      part.delta = at.stages.output.delta;
-      if (cudaError_t error = attend(sizes, part, units, stream); error != cudaSuccess) return error;
-    }
     at.stages.far.num_units = at.stages.local.num_units = static_cast<int>(units);
     return differentiate(sizes, part, at, units, stream);
   });

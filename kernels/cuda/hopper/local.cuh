@@ -1,6 +1,6 @@
 // The first stage, a CTA a tile and key head: the UT transform of the tile's two blocks, keys carried to the tile's end, G of the tile, and for each
 // query head the attention inside the tile and the queries carried to the tile's start. A warpgroup a block, products by wgmma. Backward wants what
-// lies between the two blocks as well, and the attention only to have it before rounding, with a gate.
+// lies between the two blocks as well, and no attention.
 #pragma once
 
 #include "kernels/cuda/hopper/block_inverse.cuh"
@@ -32,7 +32,6 @@ __device__ inline float factor_for(float largest) {
   if (largest == 0 || exponent > 127) return 1.f;
   return __uint_as_float(static_cast<uint32_t>(max(exponent - 5, -120) + 127) << 23);
 }
-__device__ inline float reciprocal_of_power(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
 
 __device__ inline float warp_max(float x) {
 #pragma unroll
@@ -151,6 +150,17 @@ __device__ void round_rows(uint32_t (&a)[N / 8][4], const float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) a[k][i] = pack(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
 }
+// What rounding d to `a` left, rounded in turn.
+template <int N>
+__device__ void round_rest(uint32_t (&rest)[N / 8][4], const float (&d)[N], const uint32_t (&a)[N / 8][4]) {
+#pragma unroll
+  for (int k = 0; k < N / 8; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 rounded = unpack(a[k][i]);
+      rest[k][i] = pack(d[8 * k + 2 * i] - rounded.x, d[8 * k + 2 * i + 1] - rounded.y);
+    }
+}
 // To image row `row` and the next 15, and back.
 template <int N>
 __device__ void write_rounded(unsigned char* image, const uint32_t (&a)[N][4], int row, int panel_rows = kTile) {
@@ -228,7 +238,6 @@ struct Gathered {
 template <int K, int V, bool kPath, bool kGated, bool kBackward>
 struct Local {
   using Memory = LocalMemory<K, V>;
-  static constexpr bool kAttends = !kBackward || kGated;
   const Call& call;
   const Tile& tile;
   unsigned char* shared;
@@ -379,26 +388,32 @@ struct Local {
     commit_bulk();
   }
 
-  // By warpgroup 0: block 0's rows of K and of W through block 1, x <- x G^T = x - (x U^T) W. The keys go to the workspace.
+  // The warp's rows of block 0 of an image through block 1: x G^T = x - (x U^T) W.
+  template <bool kTwoTerms>
+  __device__ __forceinline__ void set_carried(float (&d)[K / 2], int image) const {
+    uint32_t xu[4][4], rest[4][4];
+    {
+      float product[32];
+      wgmma_fence();
+      multiply_by_rows<K>(product, rows(image, 0), rows(Memory::kU, 1));
+      wgmma_commit();
+      wgmma_wait<0>();
+      hold(product);
+      round_rows(xu, product);
+      if constexpr (kTwoTerms) round_rest(rest, product, xu);
+    }
+    read_rows(d, shared + image, row);
+    accumulate(d, [&](float(&carried)[K / 2]) {
+      multiply_rows<true>(carried, xu, rows(Memory::kW, 1));
+      if constexpr (kTwoTerms) multiply_rows<true>(carried, rest, rows(Memory::kW, 1));
+    });
+  }
+  // By warpgroup 0: block 0's W and keys, which go to the workspace. W U^T takes two terms: with beta near 2 it is large, and G cancels most of it.
   __device__ __forceinline__ void carry_block_0(unsigned char* image) const {
     float d[K / 2];
-    const auto carry = [&](int x) {
-      uint32_t xu[4][4];
-      {
-        float product[32];
-        wgmma_fence();
-        multiply_by_rows<K>(product, rows(x, 0), rows(Memory::kU, 1));
-        wgmma_commit();
-        wgmma_wait<0>();
-        hold(product);
-        round_rows(xu, product);
-      }
-      read_rows(d, shared + x, row);
-      accumulate(d, [&](float(&carried)[K / 2]) { multiply_rows<true>(carried, xu, rows(Memory::kW, 1)); });
-    };
-    carry(Memory::kW);
+    set_carried<true>(d, Memory::kW);
     write_rows(shared + Memory::kCarriedW, d, row, kBlock);
-    carry(Memory::kKeys);
+    set_carried<false>(d, Memory::kKeys);
     replace_rows(d);
     send_rows(image, row, kTile);
     sync_block();
@@ -452,29 +467,29 @@ struct Local {
       for (int i = 0; i < 32; ++i)
         if (first + i / 4 * 8 + i % 2 > own_row + i / 2 % 2 * 8) s[i] = -INFINITY;
     }
+    float most[4] = {s[0], s[1], s[2], s[3]}, sums[4] = {0, 0, 0, 0}, largest[2];  // four chains, which do not wait for each other
+#pragma unroll
+    for (int i = 4; i < 32; ++i) most[i % 4] = fmaxf(most[i % 4], s[i]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float most = s[2 * half];
-#pragma unroll
-      for (int n = 0; n < 8; ++n) most = fmaxf(most, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
-      most = row_max(most) * factor;
+      largest[half] = row_max(fmaxf(most[2 * half], most[2 * half + 1])) * factor;
       if constexpr (!kOwn) {
-        most = fmaxf(most, gathered.largest[half]);
-        const float decay = exp2_fast(gathered.largest[half] - most);
+        largest[half] = fmaxf(largest[half], gathered.largest[half]);
+        const float decay = exp2_fast(gathered.largest[half] - largest[half]);
         gathered.sum[half] *= decay;
 #pragma unroll
         for (int n = 0; n < V / 8; ++n) gathered.out[4 * n + 2 * half] *= decay, gathered.out[4 * n + 2 * half + 1] *= decay;
       }
-      gathered.largest[half] = most;
-      float sum = 0;
+      gathered.largest[half] = largest[half];
+    }
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
+    for (int i = 0; i < 32; ++i) {
+      s[i] = exp2_fast(fmaf(s[i], factor, -largest[i / 2 % 2]));
+      sums[i % 4] += s[i];
+    }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& x = s[4 * n + 2 * half + i];
-          x = exp2_fast(fmaf(x, factor, -most));
-          sum += x;
-        }
+    for (int half = 0; half < 2; ++half) {
+      const float sum = sums[2 * half] + sums[2 * half + 1];
       gathered.sum[half] = kOwn ? sum : gathered.sum[half] + sum;
     }
   }
@@ -503,7 +518,7 @@ struct Local {
         }
     }
     float s[32];
-    if constexpr (kAttends) {
+    if constexpr (!kBackward) {
       wgmma_fence();
       multiply_by_rows<K>(s, rows(Memory::kRows, block), rows(Memory::kKeys, other));
       if constexpr (kPath && kOwn) multiply_rows<true>(s, minus_upper, x());
@@ -512,7 +527,7 @@ struct Local {
       hold(s);
     }
     uint32_t p[4][4];
-    if constexpr (kAttends) {
+    if constexpr (!kBackward) {
       softmax<kOwn>(gathered, s, other, score_factor, prefix);
       round_rows(p, s);
       if constexpr (!kOwn) hold(gathered.out);
@@ -523,11 +538,11 @@ struct Local {
       hold(carried);
     }
     wgmma_fence();
-    if constexpr (kAttends) multiply_rows<!kOwn>(gathered.out, p, rows(Memory::kValues, other));
+    if constexpr (!kBackward) multiply_rows<!kOwn>(gathered.out, p, rows(Memory::kValues, other));
     if constexpr (kPath) multiply_rows<true>(carried, lower, rows(Memory::kU, other));
     wgmma_commit();
     wgmma_wait<0>();
-    if constexpr (kAttends) hold(gathered.out);
+    if constexpr (!kBackward) hold(gathered.out);
     if constexpr (kPath) {
       hold(carried);
       replace_rows(carried);
@@ -657,7 +672,7 @@ __global__ void __launch_bounds__(kLocalThreads, K == 64 && V == 64 ? 2 : 1) att
     }
     here.send_rows(call.at.queries + at_query * kImageBytes<K>, here.row, kTile);
     if (threadIdx.x == 0) call.at.query_factors[at_query] = query_factor;
-    if constexpr (Work::kAttends) here.write_attention(gathered, at_query);
+    if constexpr (!kBackward) here.write_attention(gathered, at_query);
   }
   if constexpr (kPath) {
     if constexpr (kBackward) local.send_block_matrix(call.at.block_matrices + (2 * at + local.block) * kMatrixBytes<K>);

@@ -15,8 +15,9 @@ struct OutputGradients {
   float* row_offsets;     // [query unit][max_tiles][kTile] base 2: gate from the tile's start less lse, -infinity beyond the tile's tokens
 };
 
-// A CTA a tile and query head, 16 rows a warp. Needs value_factors of all tiles.
-template <int V>
+// A CTA a tile and query head, 16 rows a warp. Needs value_factors of all tiles. With a gate o_rest makes delta exact: where strong gates leave one
+// key all the weight, o's rounding would outweigh what is left of dS.
+template <int V, bool kGated>
 __global__ void __launch_bounds__(kLocalThreads)
     prepare_output_gradients(const __grid_constant__ Call call, const __grid_constant__ OutputGradients at) {
   __shared__ float maxima[3][8];
@@ -26,9 +27,10 @@ __global__ void __launch_bounds__(kLocalThreads)
   const int64_t slot_of_head = slot(call, blockIdx.y, blockIdx.x), unit = blockIdx.y / call.group;
   const int warp = threadIdx.x / 32, row = 16 * warp;
   constexpr int kChunks = V / 8;
-  InputRows<V> d_out, out;
+  InputRows<V> d_out, out, rest;
   d_out.load(at.d_out, head.b, tile.first(), head.h, row, tile.count);
   out.load(call.out, head.b, tile.first(), head.h, row, tile.count);
+  if constexpr (kGated) rest.load(call.out_rest, head.b, tile.first(), head.h, row, tile.count);
   float largest_value = 0, bound = 0, largest_d_lse = 0;
   for (int i = threadIdx.x; i < *call.at.num_tiles; i += kLocalThreads)
     largest_value = fmaxf(largest_value, 64 * call.at.value_factors[slot(call, unit, i)]);  // factor_for's bound
@@ -40,6 +42,11 @@ __global__ void __launch_bounds__(kLocalThreads)
     for (int j = 0; j < 4; ++j) {
       const float2 a = unpack_input(x[j], at.d_out.dtype), b = unpack_input(y[j], call.out.dtype);
       product = fmaf(a.x, b.x, fmaf(a.y, b.y, product));
+      if constexpr (kGated) {
+        const uint32_t z[4] = {rest.x[i].x, rest.x[i].y, rest.x[i].z, rest.x[i].w};
+        const float2 c = unpack_input(z[j], call.out.dtype);
+        product = fmaf(a.x, c.x, fmaf(a.y, c.y, product));
+      }
       square = fmaf(a.x, a.x, fmaf(a.y, a.y, square));
     }
 #pragma unroll
@@ -61,7 +68,7 @@ __global__ void __launch_bounds__(kLocalThreads)
         offset += prefix.x + prefix.y;
       }
     }
-    at.delta[slot_of_head * kTile + r] = (call.delta ? at.delta[slot_of_head * kTile + r] : product) - d_lse;
+    at.delta[slot_of_head * kTile + r] = product - d_lse;
     at.row_offsets[slot_of_head * kTile + r] = offset;
   }
   const float parts[3] = {d_out.largest(at.d_out.dtype), warp_max(sqrtf(bound)), warp_max(largest_value)};

@@ -49,7 +49,7 @@ struct PairMemory {
   static constexpr int kKeys = 0, kQueries = kKeys + kKeyRows, kMatrix0 = kQueries + kKeyRows, kValues = kMatrix0 + kMatrixBytes<K>,
                        kDOut = kValues + kValueRows, kMatrix1 = kMatrix1Waits ? kValues : kDOut + kValueRows,
                        kOffsets = std::max(kDOut + kValueRows, kMatrix1 + kMatrixBytes<K>), kDelta = kOffsets + 2 * kBlock * 4,
-                       kBarriers = kDelta + kBlock * 4, kTotal = kBarriers + 2 * 8;
+                       kBarriers = kDelta + kBlock * 4, kTotal = kBarriers + 3 * 8;
 };
 
 // `p + by`, computed anew at each use: addresses kept from use to use would fill the registers.
@@ -105,8 +105,9 @@ struct PairSide {
   Tile tile;
   int64_t unit, at;  // at: the tile's slot of the key head
 
+  uint32_t both_parity = 0;
   // Of the query head at work.
-  int member;
+  int member = 0;
   int64_t at_query;
   float query_factor, key_factor, value_factor, d_out_factor, score_factor;
 
@@ -120,8 +121,14 @@ struct PairSide {
   __device__ float* rows() const { return kIsQueries ? far.d_queries + (at_query * kTile + kBlock) * K : far.d_keys[0] + at * kTile * K; }
   __device__ const float* d_tile() const { return far.d_matrices[0] + matrix_slot(call, unit, at - unit * call.max_tiles, 0) * K * K; }
   __device__ float* d_matrix(int block) const { return pairs.block_dmatrices + (2 * at + block) * K * K; }
-  __device__ static void sync_both() { sync_threads(1, kPairThreads); }
-  __device__ static void sync_side() { sync_threads(2 + kIsQueries, kPairThreads / 2); }
+  // The sides come to it from different places of the code, so no hardware barrier.
+  __device__ void sync_both() {
+    __syncwarp();
+    if (lane_id() == 0) arrive(barrier(2));
+    wait(barrier(2), both_parity);
+    both_parity ^= 1;
+  }
+  __device__ static void sync_side() { sync_threads(1 + kIsQueries, kPairThreads / 2); }
 
   // By one thread: the images of the query head, and with the first head what all of them use.
   __device__ void copy_images() const {
@@ -358,14 +365,14 @@ struct PairSide {
     value_factor = call.at.value_factors[at];
     for (member = 0; member < call.group; ++member) {
       at_query = slot(call, unit * call.group + member, at - unit * call.max_tiles);
+      query_factor = call.at.query_factors[at_query];
+      d_out_factor = far.d_out_factors[at_query];
+      score_factor = fmaxf(far.score_factors[at_query], 0x1p-100f);
       if (member > 0) sync_both();
       if constexpr (!kIsQueries) {
         if (threadIdx.x == 0) copy_images();
         write_vectors();
       }
-      query_factor = call.at.query_factors[at_query];
-      d_out_factor = far.d_out_factors[at_query];
-      score_factor = fmaxf(far.score_factors[at_query], 0x1p-100f);
       sync_both();
       wait(barrier(0), member % 2);
       uint32_t p[4][4], ds[4][4];
@@ -392,8 +399,8 @@ template <int K, int V, bool kPath, bool kGate>
 __global__ void __launch_bounds__(kPairThreads, 2)
     differentiate_pairs(const __grid_constant__ Call call, const __grid_constant__ FarGradient far, const __grid_constant__ PairGradients pairs) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  if (blockIdx.x >= *call.at.num_tiles) return;
   const Tile tile = call.at.tiles[blockIdx.x];
+  if (blockIdx.x >= *call.at.num_tiles) return;
   const int64_t unit = blockIdx.y, at = slot(call, unit, blockIdx.x);
   if (tile.count <= kBlock) {
     if constexpr (kGate) {
@@ -406,8 +413,10 @@ __global__ void __launch_bounds__(kPairThreads, 2)
     auto* const barriers = reinterpret_cast<uint64_t*>(shared + PairMemory<K, V>::kBarriers);
     init_barrier(barriers, 1);
     init_barrier(barriers + 1, 1);
+    init_barrier(barriers + 2, kPairThreads / 32);
     fence_barrier_init();
   }
+  __syncthreads();
   if (__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0) == 0)
     PairSide<K, V, kPath, kGate, false>{call, far, pairs, shared, tile, unit, at}.run();
   else

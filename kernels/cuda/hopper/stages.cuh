@@ -11,8 +11,8 @@ namespace pathattn::cuda::hopper {
 
 template <int K, int V, bool kPath>
 auto local_kernel(bool has_gate, bool backward) {
-  return has_gate ? (backward ? attend_locally<K, V, kPath, true, true> : attend_locally<K, V, kPath, true, false>)
-                  : (backward ? attend_locally<K, V, kPath, false, true> : attend_locally<K, V, kPath, false, false>);
+  if (backward) return attend_locally<K, V, kPath, false, true>;  // gates are the attention's alone
+  return has_gate ? attend_locally<K, V, kPath, true, false> : attend_locally<K, V, kPath, false, false>;
 }
 
 template <int K, int V>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/hopper/fragments.cuh"
+#include "kernels/cuda/hopper/input.cuh"
 #include "kernels/cuda/tensor.cuh"
 
 namespace pathattn::cuda::hopper {
@@ -156,9 +157,7 @@ __device__ void write_block(const Tensor& tensor, int64_t first, const float (&d
       if constexpr (kFloat32) {
         __stcg(reinterpret_cast<float2*>(static_cast<float*>(tensor.data) + at_row + e / 4 * 8), make_float2(d[e], d[e + 1]));
       } else {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(d[e], d[e + 1]);
-        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(tensor.data) + at_row + e / 4 * 8) =
-            tensor.dtype == DType::kFloat16 ? pack(d[e], d[e + 1]) : reinterpret_cast<const uint32_t&>(pair);
+        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(tensor.data) + at_row + e / 4 * 8) = pack_output(d[e], d[e + 1], tensor.dtype);
       }
     }
   }
