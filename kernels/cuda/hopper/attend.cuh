@@ -213,14 +213,6 @@ struct Attend {
         for (int k = 0; k < kTile / 16; ++k) wgmma<1>(out, p[k], advance(at, k * 2048), true);
         wgmma_commit();
       };
-      // The gate's part of the columns; with room in registers for it, under the products.
-      constexpr bool kHasRoom = K == 64 && V == 64;
-      float2 bias[kGated ? kTile / 8 : 1];
-      const auto load_bias = [&]() {
-        const float* of_stage = reinterpret_cast<const float*>(shared + Memory::kBias) + keys.stage * kTile + fragment_column();
-#pragma unroll
-        for (int n = 0; n < kTile / 8; ++n) bias[n] = *reinterpret_cast<const float2*>(of_stage + 8 * n);
-      };
       // s becomes exp2(score - largest), the rows' sums follow. `largest` follows the rows' maxima only when one is 2^kSlack above it, as P and the
       // sums have room: so `out` is seldom multiplied, by `decay`.
       constexpr float kSlack = 8;
@@ -229,9 +221,13 @@ struct Attend {
       const auto softmax = [&]() {
         const KeyNumbers key = numbers()[keys.stage];
         if constexpr (kGated) {
-          if constexpr (!kHasRoom) load_bias();
+          const float* of_columns = reinterpret_cast<const float*>(shared + Memory::kBias) + keys.stage * kTile + fragment_column();
 #pragma unroll
-          for (int n = 0; n < kTile / 2; ++n) s[n] = fmaf(s[n], key.score_factor, n % 2 ? bias[n / 4].y : bias[n / 4].x);
+          for (int n = 0; n < kTile / 2; n += 4) {
+            const float2 bias = *reinterpret_cast<const float2*>(of_columns + 2 * n);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) s[n + i] = fmaf(s[n + i], key.score_factor, i % 2 ? bias.y : bias.x);
+          }
         }
         keys.release();
         const float factor = kGated ? 1.f : key.score_factor;
@@ -287,7 +283,6 @@ struct Attend {
       };
       for_each_segment<kPath>(call, tile, [&](int level, int first, int count, bool is_last) {
         scores();
-        if constexpr (kGated && kHasRoom) load_bias();
         wgmma_wait<0>();
         hold(s);
         softmax();
@@ -295,7 +290,6 @@ struct Attend {
         for (int t = count - 2; t >= 0; --t) {
           scores();
           add_values();
-          if constexpr (kGated && kHasRoom) load_bias();
           wgmma_wait<1>();
           hold(s);
           softmax();
