@@ -5,6 +5,7 @@ import pytest
 import torch
 from operator_calls import attend, bits, equal, new_state, ops, rows
 from oracle import NAMES, gradients, random_inputs
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def opcheck_inputs(tokens, cu_seqlens):
@@ -35,6 +36,31 @@ def test_O03_opcheck_of_decoding():
     torch.library.opcheck(ops.decode, (*inputs.values(), *with_gate))
     torch.library.opcheck(ops.decode, (*list(inputs.values())[:3], None, None, None, *plain))
     torch.library.opcheck(ops.carried_keys, (*with_gate, 7))
+
+
+# On fake tensors of a GPU, which need none.
+@pytest.mark.parametrize("dtype, gate, wants_gradient", [(torch.bfloat16, True, True), (torch.bfloat16, True, False), (torch.bfloat16, False, True),
+                                                         (torch.float32, True, True)])
+def test_rest_of_o_is_kept_for_the_gradient_of_16_bit_gated_attention(dtype, gate, wants_gradient):
+    called = []
+
+    class Record(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            called.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with FakeTensorMode():
+        inputs = random_inputs(1, 70, 2, 1, 16, 24, dtype=torch.float32, gate=gate)
+        narrow = {"q", "k", "v"}
+        inputs = {n: torch.empty(x.shape, dtype=dtype if n in narrow else torch.float32, device="cuda") for n, x in inputs.items()}
+        inputs["k"].requires_grad_(wants_gradient)
+        with Record():
+            o, lse = attend(**inputs)
+        keeps = dtype == torch.bfloat16 and gate and wants_gradient
+        assert (ops.path_attention_with_rest.default in called) == keeps and (ops.path_attention.default in called) == (not keeps)
+        assert o.shape == (1, 70, 2, 24) and o.requires_grad == wants_gradient
+        with pytest.raises(ValueError, match=r"o_rest must be \[B, T, HQ, V\]"):
+            ops.path_attention_backward(*inputs.values(), *([] if gate else [None]), o, lse, o, None, o_rest=o[:, :, :, :-1])
 
 
 def test_O02_compiles_whole_and_once_for_every_length():
