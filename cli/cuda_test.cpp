@@ -2,7 +2,7 @@
 // Without a device every test is skipped, and counted.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <fstream>
 

@@ -1,1 +1,1 @@
-// Carries the precompiled <torch/torch.h> that other targets reuse.
+// Carries the precompiled headers that other targets reuse.

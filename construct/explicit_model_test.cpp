@@ -1,6 +1,7 @@
 // The explicit models make no mistake, however long the sequence, through the same kernels and files as any other model.
 #include "construct/explicit_model.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 

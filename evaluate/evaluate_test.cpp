@@ -1,6 +1,6 @@
 // Evaluation against sums written out token by token, and a model whose answers are known.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <functional>

@@ -1,5 +1,6 @@
 #include "model/attention.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/linear.h>

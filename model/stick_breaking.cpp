@@ -1,5 +1,6 @@
 #include "model/stick_breaking.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/log_sigmoid.h>

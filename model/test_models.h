@@ -1,7 +1,7 @@
 // Small models and measures for tests.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <filesystem>
 #include <string>
@@ -71,7 +71,7 @@ inline double relative_error(const at::Tensor& value, const at::Tensor& referenc
 // Mean cross entropy of each row's tokens 1 ... T-1.
 inline at::Tensor next_token_loss(const at::Tensor& logits_BTV, const at::Tensor& tokens_BT) {
   const int64_t tokens = tokens_BT.size(1);
-  return torch::nn::functional::cross_entropy(logits_BTV.narrow(1, 0, tokens - 1).flatten(0, 1), tokens_BT.narrow(1, 1, tokens - 1).flatten());
+  return torch::cross_entropy_loss(logits_BTV.narrow(1, 0, tokens - 1).flatten(0, 1), tokens_BT.narrow(1, 1, tokens - 1).flatten());
 }
 
 }  // namespace pathattn
