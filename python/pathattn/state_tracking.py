@@ -1,8 +1,8 @@
 """Gathers the paper's state-tracking results from finished sweeps: state_tracking.py SWEEPS OUTPUT.json PICTURE.png
 
 SWEEPS holds the outputs of `pathattn sweep` for recipes/state-tracking/sweeps: flip_flop/, a5/ and mqrar/, each with its table.json; those that are
-not there are left out. Writes OUTPUT.json (docs/sweeps.md has the format) and PICTURE.png, and prints tables in Markdown. A program that needs
-matplotlib and report.py beside it, but not the package it lies in.
+not there are left out, and further sweeps of a task (flip_flop-baselines/, a5-second-gpu/) are taken with it. Writes OUTPUT.json (docs/sweeps.md has
+the format) and PICTURE.png, and prints tables in Markdown. A program that needs matplotlib and report.py beside it, but not the package it lies in.
 """
 
 import argparse
@@ -17,17 +17,23 @@ MASTERED = 90  # % of words with the right last state
 PAPER_FLIP_FLOP = {"rope": (6.9, 40.3, 0.01), "sba": (9.6, 38.9, 0), "fox": (8.3, 36.3, 0), "path": (0, 0.0001, 0)}  # %, in the order of TEST_SETS
 
 
-def read_sweep(folder):
-    """The table of a sweep; None if there is none."""
-    path = folder / "table.json"
-    if not path.exists():
-        return None
+def read_table(path):
     try:
         table = json.loads(path.read_text())
-        table["runs"] = sorted(table["runs"], key=lambda run: run["fields"]["train.seed"])
-    except (ValueError, KeyError, TypeError) as error:
+        table["runs"].sort(key=lambda run: run["fields"]["train.seed"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ReportError(f"{path} is damaged ({error!r}): run the sweep again, which writes it anew") from None
     return table
+
+
+def read_task(sweeps, task):
+    """The tables of a task's sweeps as one; None if there is none."""
+    tables = [read_table(path) for path in sorted([*sweeps.glob(f"{task}/table.json"), *sweeps.glob(f"{task}-*/table.json")])]
+    if not tables:
+        return None
+    whole = {key: sum(table.get(key, 0) for table in tables) for key in ("seconds", "tokens")}
+    whole["side_by_side"] = max(table.get("side_by_side", 0) for table in tables)
+    return whole | {"runs": sorted((run for table in tables for run in table["runs"]), key=lambda run: run["fields"]["train.seed"])}
 
 
 def done_runs(table):
@@ -167,7 +173,7 @@ def print_tables(results):
 
 
 def write_results(sweeps, output, picture):
-    tables = {task: table for task in TASKS if (table := read_sweep(sweeps / task))}
+    tables = {task: table for task in TASKS if (table := read_task(sweeps, task))}
     try:
         results = {task: result for task, table in tables.items() if (result := TASKS[task][0](table))}
         summary = results | {"sweeps": {task: costs(tables[task]) for task in results}}

@@ -73,6 +73,15 @@ def test_one_sweep_alone_is_enough(tmp_path, task):
     assert set(json.loads((tmp_path / "results.json").read_text())) == {task, "sweeps"}
 
 
+def test_sweeps_of_one_task_are_taken_together(tmp_path):
+    write_sweeps(tmp_path)
+    write_table(tmp_path / "mqrar-more", [({"model.kind": "rope", "data.n_back": 1, "train.seed": 0}, {"accuracy": 96.0})])
+    assert gather(tmp_path).returncode == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["mqrar"]["rope"]["accuracy"] == {"1": [96.0, 97.0]}
+    assert (results["sweeps"]["mqrar"]["seconds"], results["sweeps"]["mqrar"]["runs"]["done"]) == (15.0, 5)
+
+
 @pytest.mark.parametrize(
     "content, message", [("{", "table.json is damaged"), ("[]", "is damaged"), ('{"runs": []}', "no finished run"), (None, "no finished run")]
 )
