@@ -1,6 +1,9 @@
 #include "train/loss.h"
 
-#include <torch/torch.h>
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Reduction.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <optional>
