@@ -1,6 +1,7 @@
 // Derivatives of the operators: the attentions have one, their backwards refuse a second, decoding has none.
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
 #include "operators/schema.h"
@@ -75,11 +76,8 @@ class PathAttentionBackward : public torch::autograd::Function<PathAttentionBack
 std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& w,
                                                   const OptionalTensor& beta, const OptionalTensor& g, std::optional<double> scale,
                                                   const OptionalTensor& cu_seqlens, bool gate_scaled) {
-  bool keeps_rest = at::GradMode::is_enabled() && q.is_cuda() && at::isReducedFloatingType(q.scalar_type()) && g && g->defined();
-  if (keeps_rest) {
-    const auto differentiable = [](const OptionalTensor& x) { return x && x->requires_grad(); };
-    keeps_rest = q.requires_grad() || k.requires_grad() || v.requires_grad() || differentiable(w) || differentiable(beta) || g->requires_grad();
-  }
+  const bool keeps_rest =
+      q.is_cuda() && at::isReducedFloatingType(q.scalar_type()) && g && g->defined() && torch::autograd::compute_requires_grad(q, k, v, w, beta, g);
   const variable_list results = PathAttention::apply(q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled, keeps_rest);
   return {results[0], results[1]};
 }

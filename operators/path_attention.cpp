@@ -31,7 +31,7 @@ TORCH_LIBRARY(pathattn, m) {
   m.def(
       "path_attention(Tensor q, Tensor k, Tensor v, Tensor? w=None, Tensor? beta=None, Tensor? g=None, *, float? scale=None, "
       "Tensor? cu_seqlens=None, bool gate_scaled=False) -> (Tensor o, Tensor lse)");
-  // On CUDA, for path_attention to be differentiated by a 16-bit o: o_rest is what rounding took from o.
+  // CUDA alone: what path_attention calls where 16 bits, a gate and a wanted gradient come together. o_rest is what rounding took from o.
   m.def(
       "path_attention_with_rest(Tensor q, Tensor k, Tensor v, Tensor? w=None, Tensor? beta=None, Tensor? g=None, *, float? scale=None, "
       "Tensor? cu_seqlens=None, bool gate_scaled=False) -> (Tensor o, Tensor lse, Tensor o_rest)");

@@ -213,8 +213,8 @@ struct Attend {
         for (int k = 0; k < kTile / 16; ++k) wgmma<1>(out, p[k], advance(at, k * 2048), true);
         wgmma_commit();
       };
-      // s becomes exp2(score - largest), the rows' sums follow. `largest` follows the rows' maxima only when one is 2^kSlack above it, as P and the
-      // sums have room: so `out` is seldom multiplied, by `decay`.
+      // s becomes exp2(score - largest), the rows' sums follow. `largest` follows the rows' maxima only when one is more than kSlack above it, as P
+      // and the sums have room: so `out` is seldom multiplied, by `decay`.
       constexpr float kSlack = 8;
       bool decays;
       float decay[2];

@@ -53,7 +53,7 @@ struct BlockAdjoint {
   struct HeadFactors {
     float query, d_out, score;
   };
-  HeadFactors head_factors;  // of the first head
+  HeadFactors head_factors;  // of the head at work, at first the first
   int turn = 0;
   uint32_t parity = 0;
   float query_factor = 1, da_factor = 1, dquery_factor = 1;  // of the head at work
