@@ -1,10 +1,10 @@
 // What the runs of a sweep left in their folders, and the tables made of it. All of it is read from files, so that a sweep may end at any moment.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 

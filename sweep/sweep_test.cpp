@@ -62,7 +62,8 @@ TEST_F(SweepTest, overrides_reach_every_run) {
 
 TEST_F(SweepTest, sweeps_among_the_recipes_are_whole) {
   const fs::path recipes = fs::path(PATHATTN_SOURCE_DIR) / "recipes/state-tracking/sweeps";
-  const std::pair<const char*, size_t> sweeps[] = {{"flip-flop.toml", 9}, {"flip-flop-baselines.toml", 6}, {"word-problem.toml", 60}, {"mqrar.toml", 60}};
+  const std::pair<const char*, size_t> sweeps[] = {
+      {"flip-flop.toml", 9}, {"flip-flop-baselines.toml", 6}, {"word-problem.toml", 60}, {"mqrar.toml", 60}};
   for (const auto& [name, num_runs] : sweeps) {
     const SweepPlan plan = SweepPlan::load(recipes / name, {}, "cpu");
     EXPECT_EQ(plan.runs.size(), num_runs) << name;

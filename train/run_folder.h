@@ -1,10 +1,8 @@
 // The folder of a run: whether a run may start or go on there, who works in it, and its record run.json (docs/training.md).
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <string>
 
 namespace pathattn {
 

@@ -1,5 +1,6 @@
 #include "train/settings.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 

@@ -1,6 +1,8 @@
 // One step of training: loss of a batch, gradients, clipping, the optimizer's update. On a GPU a CUDA graph (train/step_graph.h).
 #pragma once
 
+#include <cstdint>
+
 #include "data/stream.h"
 #include "model/language_model.h"
 #include "train/optimizer.h"

@@ -10,7 +10,6 @@
 #include <utility>
 
 namespace pathattn {
-
 namespace {
 
 class StepGraph {
@@ -23,7 +22,8 @@ class StepGraph {
 
   at::Tensor operator()(const Batch& batch, const at::Tensor& learning_rate) {
     const c10::cuda::CUDAStreamGuard guard(stream_);
-    const bool is_known = batch_.tokens.defined() && batch_.tokens.sizes() == batch.tokens.sizes() && !batch.cu_seqlens.defined();
+    const bool is_packed = batch.cu_seqlens.defined() || batch_.cu_seqlens.defined();
+    const bool is_known = batch_.tokens.defined() && batch_.tokens.sizes() == batch.tokens.sizes() && !is_packed;
     if (!is_known) {  // also sets up what a capture must find ready
       graph_.reset();
       batch_ = {batch.tokens.to(device_), batch.targets.to(device_), batch.cu_seqlens};

@@ -1,5 +1,5 @@
-// The work of one training step on a GPU as a CUDA graph: captured the second time that batches of a shape come, then replayed. Launching the kernels
-// of a small model one by one takes longer than running them. A replay runs the very kernels of the first time, so it changes no bit.
+// The work of one training step on a GPU as a CUDA graph: captured when a second batch in a row has the same shape, then replayed. Launching the
+// kernels of a small model one by one takes longer than running them. A replay runs the very kernels of the first time, so it changes no bit.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -2,7 +2,9 @@
 
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/progress.h"

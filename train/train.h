@@ -20,8 +20,8 @@ struct TrainResult {
   int signal = 0;    // SIGINT or SIGTERM if it ended the run early; a checkpoint of `step` was saved
 };
 
-// Trains in the folder `run` until the recipe's last step, its stop_at_accuracy or a signal. Error, and nothing lost: a folder that already holds
-// something (without resume), a recipe or data that changed, a write that fails, a loss that is not finite.
+// Trains in the folder `run` until the recipe's last step, its stop_at_accuracy, its patience or a signal. Error, and nothing lost: a folder that
+// already holds something (without resume), a recipe or data that changed, a write that fails, a loss that is not finite.
 TrainResult train(Recipe recipe, const std::filesystem::path& run, const TrainOptions& options = {});
 
 // Error if train() would refuse the recipe or the device, whatever the folder. Writes nothing.
