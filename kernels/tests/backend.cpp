@@ -112,12 +112,13 @@ void check_outcome(const Status& status, const std::vector<const Tensor*>& writt
 
 }  // namespace
 
-Outputs forward(const Backend& backend, const Inputs& in, Layout layout) {
+Outputs forward(const Backend& backend, const Inputs& in, Layout layout, bool with_rest) {
   const Problem& p = in.shape;
   Outputs out;
   out.o = Tensor(p.dtype, {p.batch, p.tokens, p.query_heads, p.value_width}, layout);
   out.lse = Tensor(compute_type(p.dtype), {p.batch, p.tokens, p.query_heads, 1}, layout);
-  if (!in.g.empty() && element_size(p.dtype) == 2) out.o_rest = Tensor(p.dtype, {p.batch, p.tokens, p.query_heads, p.value_width}, layout);
+  if (with_rest || (!in.g.empty() && element_size(p.dtype) == 2))
+    out.o_rest = Tensor(p.dtype, {p.batch, p.tokens, p.query_heads, p.value_width}, layout);
   check_outcome(backend.forward(forward_arguments(in, out)), {&out.o, &out.lse, &out.o_rest});
   return out;
 }

@@ -53,7 +53,7 @@ ForwardArguments forward_arguments(const Inputs& in, const Outputs& out);
 BackwardArguments backward_arguments(const Inputs& in, const Outputs& out);
 
 // Throw std::runtime_error with the status' message, or when memory outside the outputs was written.
-Outputs forward(const Backend& backend, const Inputs& in, Layout layout = Layout::kContiguous);
+Outputs forward(const Backend& backend, const Inputs& in, Layout layout = Layout::kContiguous, bool with_rest = false);
 void backward(const Backend& backend, const Inputs& in, Outputs& out, Layout layout = Layout::kContiguous);
 
 // Forward and backward by the reference, in float64, of the same rounded inputs.

@@ -7,11 +7,7 @@ namespace pathattn::test {
 namespace {
 
 std::vector<Backend> other_schedules() {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)  // what is watched there is memory and threads, which these two show
-  return {cpu_backend(3), cpu_backend(2, Workers::Order::kReversed)};
-#else
   return {cpu_backend(1), cpu_backend(2), cpu_backend(3), cpu_backend(7), cpu_backend(2, Workers::Order::kReversed)};
-#endif
 }
 
 class Cases : public testing::TestWithParam<Case> {};

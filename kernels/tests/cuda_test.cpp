@@ -1,4 +1,5 @@
 // The CUDA paths against the float64 reference over the table of cases. Without a CUDA device every test is skipped, and counted as such.
+#include <cmath>
 #include <cstring>
 #include <set>
 #include <string>
@@ -88,14 +89,15 @@ class HopperPath : public testing::TestWithParam<Case> {};
 TEST_P(HopperPath, values_gradients_and_bits) { expect_case(GetParam(), cuda_backend(), path_expected, hopper_tolerance(GetParam())); }
 INSTANTIATE_TEST_SUITE_P(Table, HopperPath, testing::ValuesIn(hopper_cases()), [](const auto& info) { return info.param.name; });
 
-// With a gate: o and what rounding took from it, together closer to the truth than any 16 bits are.
-TEST(CudaRest, is_what_rounding_took) {
+// o and what rounding took from it, together closer to the truth than any 16 bits are.
+class CudaRest : public testing::TestWithParam<Gate> {};
+TEST_P(CudaRest, is_what_rounding_took) {
   if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
   for (const Backend& backend : {cuda_backend(), portable_cuda_backend()}) {
     for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-      const Case c{.name = "rest", .tokens = 300, .query_heads = 2, .key_width = 64, .value_width = 128, .dtype = dtype, .gate = Gate::kMild};
+      const Case c{.name = "rest", .tokens = 300, .query_heads = 2, .key_width = 64, .value_width = 128, .dtype = dtype, .gate = GetParam()};
       const Inputs in = make_inputs(c);
-      const Outputs got = forward(backend, in), want = expected(in, /*with_gradients=*/false);
+      const Outputs got = forward(backend, in, Layout::kContiguous, /*with_rest=*/true), want = expected(in, /*with_gradients=*/false);
       Tensor sum = got.o.to(DType::kFloat64);
       sum.fill([&](int64_t b, int64_t t, int64_t h, int64_t i) { return got.o.at(b, t, h, i) + got.o_rest.at(b, t, h, i); });
       EXPECT_LE(relative_error(sum, want.o), dtype == DType::kBFloat16 ? relative_error(got.o, want.o) / 2 : relative_error(got.o, want.o))
@@ -105,6 +107,8 @@ TEST(CudaRest, is_what_rounding_took) {
     }
   }
 }
+INSTANTIATE_TEST_SUITE_P(Gates, CudaRest, testing::Values(Gate::kMild, Gate::kNone),
+                         [](const auto& info) { return info.param == Gate::kNone ? "none" : "mild"; });
 
 // Several levels of nodes: too long for the reference, so against the portable path in float32 on the same numbers.
 TEST(HopperLevels, agree_with_the_portable_path) {
@@ -124,6 +128,42 @@ TEST(HopperLevels, agree_with_the_portable_path) {
     const Outputs got = forward(cuda_backend(), in), want = forward(portable_cuda_backend(), in.to(DType::kFloat32));
     EXPECT_LE(relative_error(got.o, want.o), 3.8e-3) << tokens << " tokens";
     EXPECT_LE(largest_difference(got.lse, want.lse), hopper_tolerance(c).lse * (1 + largest(want.lse))) << tokens << " tokens";
+  }
+}
+
+TEST(HopperLevels, gradients_agree_with_the_portable_path) {
+  if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
+  for (const Gate gate : {Gate::kNone, Gate::kMild}) {
+    const Case c{.name = "levels",
+                 .tokens = 9000,
+                 .query_heads = 2,
+                 .key_heads = 1,
+                 .key_width = 64,
+                 .value_width = 128,
+                 .dtype = DType::kBFloat16,
+                 .gate = gate};
+    const Inputs in = make_inputs(c), exact = in.to(DType::kFloat32);
+    Outputs got = forward(cuda_backend(), in), want = forward(portable_cuda_backend(), exact);
+    backward(cuda_backend(), in, got);
+    backward(portable_cuda_backend(), exact, want);
+    expect_forward(got, want, hopper_tolerance(c));
+    expect_gradients(got, want, hopper_tolerance(c));
+  }
+}
+
+// Scores that outgrow by thousands what a query meets in its own tile: forward looks for maxima there (attend.cuh).
+TEST(HopperMaxima, of_growing_scores_are_found) {
+  if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
+  for (const int64_t width : {64, 128}) {
+    for (const Gate gate : {Gate::kNone, Gate::kMild}) {
+      const Case c{
+          .name = "maxima", .tokens = 1100, .key_width = width, .value_width = width, .dtype = DType::kBFloat16, .w = W::kNone, .gate = gate};
+      Inputs in = make_inputs(c);
+      in.k.fill([&](int64_t b, int64_t t, int64_t h, int64_t i) { return in.k.at(b, t, h, i) * std::exp2(static_cast<double>((1099 - t) / 128)); });
+      const Outputs got = forward(cuda_backend(), in), want = expected(in, /*with_gradients=*/false);
+      EXPECT_LE(relative_error(got.o, want.o), hopper_tolerance(c).o) << "width " << width;
+      EXPECT_LE(largest_difference(got.lse, want.lse), hopper_tolerance(c).lse * (1 + largest(want.lse))) << "width " << width;
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 // The main stage of forward: a query tile meets the segments to its left (layout.cuh), dense rectangles of scores, by wgmma. A persistent CTA a
-// multiprocessor: one warp copies keys, values and G in the order of use, two warpgroups take 64 query rows each.
+// multiprocessor: one warp copies keys, values and G in the order of use, with a gate one writes its part of the keys' scores, two warpgroups take 64
+// query rows each.
 #pragma once
 
 #include "kernels/cuda/hopper/call.cuh"
@@ -8,15 +9,15 @@
 
 namespace pathattn::cuda::hopper {
 
-inline constexpr int kAttendThreads = 384;                               // warpgroup 0 copies, 1 and 2 compute
+inline constexpr int kAttendThreads = 384;                               // warpgroup 0 copies (warp 0; gates warp 1), 1 and 2 compute
 inline constexpr int kCopyingRegisters = 56, kComputingRegisters = 224;  // a thread
 
 template <int K, int V>
 struct AttendMemory {
   static constexpr int kStages = K == 64 && V == 64 ? 4 : 3, kItemStages = 2;
   static constexpr int kKeys = 0, kValues = kKeys + kStages * kImageBytes<K>;  // a stage of keys also holds G
-  static constexpr int kBias = kValues + kStages * kImageBytes<V>;             // the gate's part of each key, beside its keys
-  static constexpr int kNumbers = kBias + kStages * kTile * 4;                 // KeyNumbers of each stage of keys
+  static constexpr int kBias = kValues + kStages * kImageBytes<V>;             // the gate's part of each key's scores, beside its keys
+  static constexpr int kNumbers = kBias + kStages * kTile * 8;                 // KeyNumbers of each stage of keys
   static constexpr int kBarriers = kNumbers + kStages * 16;                    // full and empty of each stage: keys, values, items
   static constexpr int kItems = kBarriers + 4 * (kStages + kItemStages) * 8;
   static constexpr int kTotal = kItems + kItemStages * 4;
@@ -73,19 +74,21 @@ struct Attend {
   __device__ DataRing value_ring() const { return {barriers() + 2 * Memory::kStages, barriers() + 3 * Memory::kStages}; }
   __device__ ItemRing item_ring() const { return {barriers() + 4 * Memory::kStages, barriers() + 4 * Memory::kStages + Memory::kItemStages}; }
   __device__ KeyNumbers* numbers() const { return reinterpret_cast<KeyNumbers*>(shared + Memory::kNumbers); }
+  // Of columns 2 i and 2 i + 1, as a thread's four sums of two rows begin.
+  __device__ float4* biases(int stage) const { return reinterpret_cast<float4*>(shared + Memory::kBias) + stage * (kTile / 2); }
   __device__ unsigned* items() const { return reinterpret_cast<unsigned*>(shared + Memory::kItems); }
 
   __device__ void init() const {
-    const auto init_ring = [](auto ring, int stages, int readers) {
+    const auto init_ring = [](auto ring, int stages, int writers, int readers) {
       for (int stage = 0; stage < stages; ++stage) {
-        init_barrier(ring.full + stage, 1);
+        init_barrier(ring.full + stage, writers);
         init_barrier(ring.empty + stage, readers);
       }
     };
     constexpr int kComputingWarps = (kAttendThreads - 128) / 32;
-    init_ring(key_ring(), Memory::kStages, kComputingWarps);
-    init_ring(value_ring(), Memory::kStages, kComputingWarps);
-    init_ring(item_ring(), Memory::kItemStages, kComputingWarps);
+    init_ring(key_ring(), Memory::kStages, kGated ? 2 : 1, kComputingWarps);
+    init_ring(value_ring(), Memory::kStages, 1, kComputingWarps);
+    init_ring(item_ring(), Memory::kItemStages, 1, kComputingWarps + (kGated ? 1 : 0));
     fence_barrier_init();
   }
 
@@ -111,39 +114,48 @@ struct Attend {
     return i;
   }
 
+  // Where an item's document begins in arrays of tiles, and what its queries' products are multiplied by. 32 bits hold any slot, images being 16 KB.
+  struct Place {
+    Tile tile;
+    int first_slot, of_keys, of_gates;
+    float query_factor;
+  };
+  __device__ Place place(const Item& work) const {
+    const Tile tile = call.at.tiles[work.slot];
+    const int max_tiles = static_cast<int>(call.max_tiles), first_slot = work.slot - tile.index;
+    const int of_keys = work.query / call.group * max_tiles + first_slot, of_gates = work.query * max_tiles + first_slot;
+    return {tile, first_slot, of_keys, of_gates, kLog2E * call.scale * call.at.query_factors[of_gates + tile.index]};
+  }
+  // Never so small that a gate's sum divided by it would overflow; products are nothing beside such a sum then.
+  __device__ float score_factor(const Place& at, int index) const { return fmaxf(at.query_factor * call.at.key_factors[at.of_keys + index], 1e-28f); }
+
   __device__ void copy(unsigned num_items, int num_tiles) const {
     DataRing keys = key_ring(), values = value_ring();
     ItemRing ring = item_ring();
     for (unsigned i = take_item(ring); i < num_items; i = take_item(ring)) {
       const Item work = item(i, num_tiles);
-      const Tile tile = call.at.tiles[work.slot];
-      // Slots of the document's first tile; 32 bits hold any, images being 16 KB.
-      const int max_tiles = static_cast<int>(call.max_tiles), first_slot = work.slot - tile.index;
-      const int of_keys = work.query / call.group * max_tiles + first_slot, of_gates = work.query * max_tiles + first_slot;
-      const float query_factor = kLog2E * call.scale * call.at.query_factors[of_gates + tile.index];
+      const Place at = place(work);
+      const Tile& tile = at.tile;
       for_each_segment<kPath>(call, tile, [&](int level, int first, int count, bool is_last) {
         const auto copy_values = [&](int index) {
           values.wait_empty();
           arrive_expecting(values.full + values.stage, kImageBytes<V>);
-          copy_bulk(shared + Memory::kValues + values.stage * kImageBytes<V>, call.at.values + int64_t{of_keys + index} * kImageBytes<V>,
+          copy_bulk(shared + Memory::kValues + values.stage * kImageBytes<V>, call.at.values + int64_t{at.of_keys + index} * kImageBytes<V>,
                     kImageBytes<V>, values.full + values.stage);
           values.next();
         };
         for (int t = first + count - 1; t >= first; --t) {
           const int index = opaque(t);
-          KeyNumbers key{query_factor * call.at.key_factors[of_keys + index], call.at.value_factors[of_keys + index], 0};
+          KeyNumbers key{score_factor(at, index), call.at.value_factors[at.of_keys + index], 0};
           if constexpr (kGated) {
-            const double* before = call.at.gate_before + (of_gates + work.query);
+            const double* before = call.at.gate_before + (at.of_gates + work.query);
             key.bias = static_cast<float>(before[tile.index] - before[index + 1]);
           }
           keys.wait_empty();
           numbers()[keys.stage] = key;
-          arrive_expecting(keys.full + keys.stage, kImageBytes<K> + (kGated ? kTile * 4 : 0));
-          copy_bulk(shared + Memory::kKeys + keys.stage * kImageBytes<K>, call.at.keys[level] + int64_t{of_keys + index} * kImageBytes<K>,
+          arrive_expecting(keys.full + keys.stage, kImageBytes<K>);
+          copy_bulk(shared + Memory::kKeys + keys.stage * kImageBytes<K>, call.at.keys[level] + int64_t{at.of_keys + index} * kImageBytes<K>,
                     kImageBytes<K>, keys.full + keys.stage);
-          if constexpr (kGated)
-            copy_bulk(shared + Memory::kBias + keys.stage * kTile * 4, call.at.gate_suffix + int64_t{of_gates + index} * kTile, kTile * 4,
-                      keys.full + keys.stage);
           keys.next();
           if (index + 1 < first + count) copy_values(index + 1);
         }
@@ -151,11 +163,39 @@ struct Attend {
           keys.wait_empty();
           arrive_expecting(keys.full + keys.stage, kMatrixBytes<K>);
           copy_bulk(shared + Memory::kKeys + keys.stage * kImageBytes<K>,
-                    call.at.matrices[level] + matrix_slot(call, work.query / call.group, first_slot + first, level) * kMatrixBytes<K>,
+                    call.at.matrices[level] + matrix_slot(call, work.query / call.group, at.first_slot + first, level) * kMatrixBytes<K>,
                     kMatrixBytes<K>, keys.full + keys.stage);
           keys.next();
         }
         copy_values(first);
+      });
+    }
+  }
+
+  // The gate's part of the scores of each key, in the unit of the products, which are added to it: so softmax needs no instruction for it.
+  __device__ void write_biases(unsigned num_items, int num_tiles) const {
+    DataRing keys = key_ring();
+    ItemRing ring = item_ring();
+    for (unsigned i = receive_item(ring); i < num_items; i = receive_item(ring)) {
+      const Place at = place(item(i, num_tiles));
+      const auto arrive_with = [&](auto write) {
+        keys.wait_empty();
+        write();
+        __syncwarp();
+        if (lane_id() == 0) arrive(keys.full + keys.stage);
+        keys.next();
+      };
+      for_each_segment<kPath>(call, at.tile, [&](int, int first, int count, bool is_last) {
+        for (int t = first + count - 1; t >= first; --t) {
+          const float4 sums = reinterpret_cast<const float4*>(call.at.gate_suffix + int64_t{at.of_gates + t} * kTile)[lane_id()];
+          const float by = 1 / score_factor(at, t);
+          arrive_with([&] {
+            float4* two_columns = biases(keys.stage) + 2 * lane_id();
+            two_columns[0] = {sums.x * by, sums.y * by, sums.x * by, sums.y * by};
+            two_columns[1] = {sums.z * by, sums.w * by, sums.z * by, sums.w * by};
+          });
+        }
+        if (kPath && !is_last) arrive_with([] {});  // G's stage
       });
     }
   }
@@ -197,13 +237,45 @@ struct Attend {
 
       uint32_t p[kTile / 16][4];
       float s[kTile / 2];
+      const auto start_scores = [&]() {  // of the gate's part of the columns
+        if constexpr (kGated) {
+          const float4* two_columns = biases(keys.stage) + fragment_column() / 2;
+#pragma unroll
+          for (int n = 0; n < kTile / 2; n += 4) {
+            const float4 bias = two_columns[n];
+            s[n] = bias.x, s[n + 1] = bias.y, s[n + 2] = bias.z, s[n + 3] = bias.w;
+          }
+        }
+      };
       const auto scores = [&]() {  // s = q K^T
         const uint64_t at = descriptor(shared + Memory::kKeys + keys.stage * kImageBytes<K>);
         keys.wait_full();
+        start_scores();
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < K / 16; ++k) wgmma<0>(s, q[k], advance(at, k / 4 * kPanelBytes + k % 4 * 32), k > 0);
+        for (int k = 0; k < K / 16; ++k) wgmma<0>(s, q[k], advance(at, k / 4 * kPanelBytes + k % 4 * 32), kGated || k > 0);
         wgmma_commit();
+      };
+      const auto scores_again = [&]() {  // by the warp alone
+        const uint32_t image = shared_address(shared + Memory::kKeys + keys.stage * kImageBytes<K>);
+#pragma unroll
+        for (int n = 0; n < kTile / 2; ++n) s[n] = 0;
+        start_scores();
+#pragma unroll
+        for (int n = 0; n < kTile / 16; ++n) {
+          float left[4], right[4];  // columns from 16 n and from 16 n + 8 on
+#pragma unroll
+          for (int i = 0; i < 4; ++i) left[i] = s[8 * n + i], right[i] = s[8 * n + 4 + i];
+#pragma unroll
+          for (int k = 0; k < K / 16; ++k) {
+            uint32_t of_keys[4];
+            load_a(of_keys, image, 16 * n, 16 * k);
+            mma(left, q[k], of_keys[0], of_keys[2]);
+            mma(right, q[k], of_keys[1], of_keys[3]);
+          }
+#pragma unroll
+          for (int i = 0; i < 4; ++i) s[8 * n + i] = left[i], s[8 * n + 4 + i] = right[i];
+        }
       };
       const auto add_values = [&]() {  // out += P V
         const uint64_t at = descriptor(shared + Memory::kValues + values.stage * kImageBytes<V>, kPanelBytes);
@@ -213,57 +285,50 @@ struct Attend {
         for (int k = 0; k < kTile / 16; ++k) wgmma<1>(out, p[k], advance(at, k * 2048), true);
         wgmma_commit();
       };
-      // s becomes exp2(score - largest), the rows' sums follow. `largest` follows the rows' maxima only when one is more than kSlack above it, as P
-      // and the sums have room: so `out` is seldom multiplied, by `decay`.
-      constexpr float kSlack = 8;
+      // s becomes exp2(score - largest), the rows' sums follow. P and the sums have room, so `largest` need not be the rows' maximum: maxima are
+      // looked for, and `out` is multiplied by `decay`, only where a sum of this tile's shows that a number has outgrown that room.
+      constexpr float kRoom = 32768;
       bool decays;
       float decay[2];
       const auto softmax = [&]() {
         const KeyNumbers key = numbers()[keys.stage];
-        if constexpr (kGated) {
-          const float* of_columns = reinterpret_cast<const float*>(shared + Memory::kBias) + keys.stage * kTile + fragment_column();
+        float base[2], sums[4];
 #pragma unroll
-          for (int n = 0; n < kTile / 2; n += 4) {
-            const float2 bias = *reinterpret_cast<const float2*>(of_columns + 2 * n);
+        for (int half = 0; half < 2; ++half) base[half] = kGated ? row_bias[half] + key.bias : 0.f;
+        const auto exponentiate = [&]() {
+          const float offset[2] = {largest[0] - base[0], largest[1] - base[1]};
 #pragma unroll
-            for (int i = 0; i < 4; ++i) s[n + i] = fmaf(s[n + i], key.score_factor, i % 2 ? bias.y : bias.x);
+          for (int i = 0; i < 4; ++i) sums[i] = 0;  // four chains, which do not wait for each other
+#pragma unroll
+          for (int n = 0; n < kTile / 2; ++n) {
+            s[n] = exp2_fast(fmaf(s[n], key.score_factor, -offset[n / 2 % 2]));
+            sums[n % 4] += s[n];
           }
-        }
-        keys.release();
-        const float factor = kGated ? 1.f : key.score_factor;
-        float most[4] = {s[0], s[1], s[2], s[3]};  // four chains, which do not wait for each other
-#pragma unroll
-        for (int n = 4; n < kTile / 2; ++n) most[n % 4] = fmaxf(most[n % 4], s[n]);
-        float highest[2], base[2];
-        bool keeps = key.value_factor <= out_factor;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          base[half] = kGated ? row_bias[half] + key.bias : 0.f;
-          highest[half] = fmaf(row_max(fmaxf(most[2 * half], most[2 * half + 1])), factor, base[half]);
-          keeps = keeps && highest[half] <= largest[half] + kSlack;
-        }
-        decays = !__all_sync(0xffffffffu, keeps);
+        };
+        // `out` takes the largest factor of any values met; P carries what the others lack.
+        decays = key.value_factor > out_factor;
         if (decays) {
-          // `out` takes the largest factor of any values met; P carries what the others lack.
-          const float new_out_factor = fmaxf(out_factor, key.value_factor), shift = out_factor * reciprocal_of_power(new_out_factor);
-          out_factor = new_out_factor;
+          decay[0] = decay[1] = out_factor * reciprocal_of_power(key.value_factor);
+          out_factor = key.value_factor;
+        }
+        exponentiate();
+        if (!__all_sync(0xffffffffu, sums[0] + sums[1] <= kRoom && sums[2] + sums[3] <= kRoom)) {
+          scores_again();
+          float most[4] = {s[0], s[1], s[2], s[3]};
+#pragma unroll
+          for (int n = 4; n < kTile / 2; ++n) most[n % 4] = fmaxf(most[n % 4], s[n]);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const float new_largest = fmaxf(largest[half], highest[half]);
-            decay[half] = exp2_fast(largest[half] - new_largest);
+            const float highest = fmaf(row_max(fmaxf(most[2 * half], most[2 * half + 1])), key.score_factor, base[half]);
+            const float new_largest = fmaxf(largest[half], highest), by = exp2_fast(largest[half] - new_largest);
             largest[half] = new_largest;
-            sum[half] *= decay[half];
-            decay[half] *= shift;
+            sum[half] *= by;
+            decay[half] = decays ? decay[half] * by : by;
           }
+          decays = true;
+          exponentiate();
         }
-        float sums[4] = {0, 0, 0, 0};
-#pragma unroll
-        for (int half = 0; half < 2; ++half) base[half] = largest[half] - base[half];
-#pragma unroll
-        for (int n = 0; n < kTile / 2; ++n) {
-          s[n] = exp2_fast(fmaf(s[n], factor, -base[n / 2 % 2]));
-          sums[n % 4] += s[n];
-        }
+        keys.release();
         sum[0] += sums[0] + sums[1];
         sum[1] += sums[2] + sums[3];
         if (key.value_factor != out_factor) {
@@ -362,6 +427,7 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend(const __grid_constan
   if (threadIdx.x < 128) {
     lower_registers<kCopyingRegisters>();
     if (threadIdx.x == 0) attend.copy(num_items, num_tiles);
+    if (kGated && threadIdx.x / 32 == 1) attend.write_biases(num_items, num_tiles);
   } else {
     raise_registers<kComputingRegisters>();
     attend.compute(num_items, num_tiles);

@@ -272,7 +272,8 @@ bool supports_inputs(const Arguments& arguments) {
 }  // namespace
 
 bool supports(const ForwardArguments& arguments) {
-  return supports_inputs(arguments) && aligned(arguments.o, 4, 2) && aligned(arguments.o_rest, 4, 2) && on_hopper();
+  return supports_inputs(arguments) && (arguments.g.data || !arguments.o_rest.data) && aligned(arguments.o, 4, 2) &&
+         aligned(arguments.o_rest, 4, 2) && on_hopper();
 }
 
 bool supports(const BackwardArguments& arguments) {

@@ -168,16 +168,19 @@ def test_O04_graph_of_packed_documents():
 # As PyTorch operators
 
 
-@pytest.mark.parametrize("tokens, documents", [(196, None), (257, [0, 1, 1, 200, 257])])
-def test_O03_opcheck(tokens, documents):
-    inputs = on_device(random_inputs(1, tokens, 4, 2, 16, 24, dtype=torch.bfloat16))
+@pytest.mark.parametrize("tokens, documents, width", [(196, None, 16), (257, [0, 1, 1, 200, 257], 16), (257, None, 64)])
+def test_O03_opcheck(tokens, documents, width):
+    inputs = on_device(random_inputs(1, tokens, 4, 2, width, width, dtype=torch.bfloat16))
     inputs["q"] = inputs["q"].transpose(1, 2).contiguous().transpose(1, 2)
     options = dict(cu_seqlens=None if documents is None else torch.tensor(documents, device="cuda"), gate_scaled=True)
     torch.library.opcheck(ops.path_attention, tuple(x.clone().requires_grad_() for x in inputs.values()), options)
-    o, lse = ops.path_attention(*inputs.values(), **options)
-    d_o = torch.randn(1, 4, tokens, 24, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
-    torch.library.opcheck(ops.path_attention_backward, (*inputs.values(), o, lse, d_o, torch.randn_like(lse)), options)
-    torch.library.opcheck(ops.path_attention_backward, (*list(inputs.values())[:3], None, None, None, o, lse, d_o, None), options)
+    torch.library.opcheck(ops.path_attention_with_rest, tuple(inputs.values()), options)
+    o, lse, rest = ops.path_attention_with_rest(*inputs.values(), **options)
+    d_o = torch.randn(1, 4, tokens, width, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    for o_rest in (None, rest):
+        with_rest = options | dict(o_rest=o_rest)
+        torch.library.opcheck(ops.path_attention_backward, (*inputs.values(), o, lse, d_o, torch.randn_like(lse)), with_rest)
+        torch.library.opcheck(ops.path_attention_backward, (*list(inputs.values())[:3], None, None, None, o, lse, d_o, None), with_rest)
 
 
 def test_O02_compiles_whole_and_once_for_every_length():
