@@ -59,9 +59,9 @@ at::Tensor AdamW::clip_gradients() {
 void AdamW::step(const at::Tensor& learning_rate, const at::Tensor& is_sound) {
   at::NoGradGuard no_grad;
   constexpr double kEpsilon = 1e-8;
-  const at::Tensor unsound = is_sound.logical_not().to(at::kFloat);
+  const at::Tensor num_updates = is_sound.to(at::kFloat), unsound = 1 - num_updates;
   for (Group& group : groups_) {
-    at::_foreach_add_(group.steps, 1);
+    at::_foreach_add_(group.steps, num_updates);
     at::_fused_adamw_(group.parameters, group.gradients, group.first_moments, group.second_moments, {}, group.steps, learning_rate, beta1_, beta2_,
                       group.weight_decay, kEpsilon, /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{}, /*found_inf=*/unsound);
     group.gradients.assign(group.gradients.size(), at::Tensor());

@@ -119,6 +119,15 @@ TEST(Step, unsound_gradients_change_nothing) {
   for (size_t i = 0; i < model.named_parameters().size(); ++i)
     EXPECT_TRUE(at::equal(model.named_parameters()[i].second, untouched.named_parameters()[i].second)) << model.named_parameters()[i].first;
   for (const auto& [name, moment] : optimizer.state()) EXPECT_FALSE(moment.any().item<bool>()) << name;
+
+  AdamW fresh(untouched, TrainSettings::read(values));  // nor the count of steps, by which the moments are divided
+  for (const auto& [stepped, its_optimizer] : {std::pair{&model, &optimizer}, {&untouched, &fresh}}) {
+    for (const auto& [name, parameter] : stepped->named_parameters()) parameter.mutable_grad() = at::full_like(parameter, 0.1);
+    its_optimizer->add_gradients();
+    its_optimizer->step(at::scalar_tensor(0.01), kSound);
+  }
+  for (size_t i = 0; i < model.named_parameters().size(); ++i)
+    EXPECT_TRUE(at::equal(model.named_parameters()[i].second, untouched.named_parameters()[i].second)) << model.named_parameters()[i].first;
 }
 
 // Padding on the right is seen by no counted row. Padding on the left would be: there each row is packed as two documents, its padding and its text.
