@@ -6,6 +6,7 @@
 
 #include "train/loss.h"
 #include "train/optimizer.h"
+#include "train/step.h"
 #include "train/tiny_recipe.h"
 
 namespace pathattn {
@@ -128,6 +129,24 @@ TEST(Step, unsound_gradients_change_nothing) {
   }
   for (size_t i = 0; i < model.named_parameters().size(); ++i)
     EXPECT_TRUE(at::equal(model.named_parameters()[i].second, untouched.named_parameters()[i].second)) << model.named_parameters()[i].first;
+}
+
+TEST(Step, does_what_its_parts_do) {
+  Recipe values = tiny_recipe();
+  const LanguageModel model(model_config_from_recipe(values, 5), 1), twin(model_config_from_recipe(values, 5), 1);
+  AdamW optimizer(model, TrainSettings::read(values)), twin_optimizer(twin, TrainSettings::read(values));
+  const Batch batch = uneven_batch(8, 128);
+  batch.targets.select(1, -1).copy_(model.forward(batch.tokens).argmax(-1).select(1, -1));  // so that the accuracies differ
+  const StepResult result = TrainingStep(model, optimizer, 2)(batch, 0.01);
+  const BatchResult expected = accumulate_gradients(twin, twin_optimizer, batch, 2);
+  EXPECT_EQ(result.loss, expected.loss.item<double>());
+  EXPECT_EQ(result.gradient_norm, twin_optimizer.clip_gradients().item<double>());
+  EXPECT_EQ(result.accuracy, expected.accuracy.item<double>());
+  EXPECT_EQ(result.last_accuracy, expected.last_accuracy.item<double>());
+  EXPECT_NE(result.accuracy, result.last_accuracy);
+  twin_optimizer.step(at::scalar_tensor(0.01), kSound);
+  for (size_t i = 0; i < model.named_parameters().size(); ++i)
+    EXPECT_TRUE(at::equal(model.named_parameters()[i].second, twin.named_parameters()[i].second)) << model.named_parameters()[i].first;
 }
 
 // Padding on the right is seen by no counted row. Padding on the left would be: there each row is packed as two documents, its padding and its text.
