@@ -93,8 +93,8 @@ void go_on_from(Run& run, const Checkpoint& checkpoint, bool allow_changes) {
   trainer.at("tokens").get_to(run.tokens);
   trainer.at("loss").get_to(run.loss);
   trainer.at("seconds").get_to(run.seconds_before);
-  run.mastered = trainer.value("mastered", false);
-  run.grown_at = trainer.value("grown_at", int64_t{0});
+  trainer.at("mastered").get_to(run.mastered);
+  trainer.at("grown_at").get_to(run.grown_at);
   run.checkpoint = checkpoint.folder;
 }
 
@@ -128,6 +128,7 @@ void record(const Run& run, const char* status) {
 }
 
 [[noreturn]] void fail_diverged(const Run& run, const char* quantity, double value) {
+  // fabs: a NaN whose sign is set would print as "-nan"
   fail("the {} is {} at step {}: the training diverges; lower train.learning_rate ({}) or lengthen train.warmup_steps ({}), and {}", quantity,
        std::fabs(value), run.step, run.settings.learning_rate, run.settings.warmup_steps,
        run.checkpoint.empty() ? "start again in another --output"
