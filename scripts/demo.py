@@ -16,11 +16,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = {"path": "PaTH", "path_fox": "PaTH-FoX", "fox": "FoX", "rope": "RoPE"}
+sys.path.insert(0, str(ROOT / "python/pathattn"))
+from results import STYLES, TEST_SETS, write_json  # noqa: E402  (the path comes first)
+
 RECIPES = {"flip_flop": "recipes/flip-flop.toml", "text": "recipes/text.toml"}
 KINDS = {"flip_flop": ["rope", "path"], "text": ["rope", "path_fox"]}
 ALL_KINDS = ["rope", "fox", "path", "path_fox"]
-TEST_SETS = ["in_distribution", "sparse", "dense"]
 STEPS, FULL_STEPS = 300, 600  # of the text runs
 PROMPT = "def forward(self, "
 
@@ -39,12 +40,6 @@ def call(command, **options):
     if child.returncode:
         sys.exit(f"\ndemo: this command failed with status {child.returncode}: {shlex.join(str(part) for part in command)}")
     return output
-
-
-def write_json(path, value):
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(temporary, path)
 
 
 def read_json(path):
@@ -98,12 +93,14 @@ def print_table(title, header, rows):
 
 
 def print_results(summary):
-    rows = [[NAMES[kind], *(f"{run[key]:.2f}" for key in TEST_SETS), f"{run['seconds']:.0f}"] for kind, run in summary["flip_flop"].items()]
+    rows = [[STYLES[kind][0], *(f"{run[key]:.2f}" for key in TEST_SETS), f"{run['seconds']:.0f}"] for kind, run in summary["flip_flop"].items()]
     print_table("Flip-flop: error on bits after a read (%)", ["", "in distribution", "sparse", "dense", "seconds"], rows)
     text = summary["text"]
     ranges = list(next(iter(text.values()))["bits_per_byte"])
     length = next(iter(text.values()))["training_length"]
-    rows = [[NAMES[kind], *(f"{run['bits_per_byte'][positions]:.2f}" for positions in ranges), f"{run['seconds']:.0f}"] for kind, run in text.items()]
+    rows = []
+    for kind, run in text.items():
+        rows.append([STYLES[kind][0], *(f"{run['bits_per_byte'][positions]:.2f}" for positions in ranges), f"{run['seconds']:.0f}"])
     print_table(f"Python source: bits per byte, by position; trained at {length} bytes", ["", *ranges, "seconds"], rows)
 
 
@@ -120,7 +117,7 @@ def main():
     runs = [(task, kind) for task in RECIPES for kind in (ALL_KINDS if arguments.full else KINDS[task])]
     summary = {task: {} for task in RECIPES}
     for number, (task, kind) in enumerate(runs, 1):
-        print(f"\n[{number}/{len(runs)}] {task.replace('_', '-')} with {NAMES[kind]}", flush=True)
+        print(f"\n[{number}/{len(runs)}] {task.replace('_', '-')} with {STYLES[kind][0]}", flush=True)
         command = train_command(pathattn, folder, task, kind, arguments.full)
         summary[task][kind] = result_of(task, *train_and_evaluate(command, pathattn, folder / f"{task}_{kind}"))
 
@@ -132,7 +129,7 @@ def main():
 
     print_results(summary)
     shown = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in summary["sample"]["text"])  # no terminal commands
-    print(f"\n{NAMES['path_fox']} goes on after {PROMPT!r}:\n{PROMPT}{shown}")
+    print(f"\n{STYLES['path_fox'][0]} goes on after {PROMPT!r}:\n{PROMPT}{shown}")
     print(f"\nSee {folder}/report.html, {folder}/report.png and {folder}/summary.json")
 
 

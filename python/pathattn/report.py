@@ -1,7 +1,8 @@
 """Draws a demo folder from its files alone: report.py FOLDER
 
 Reads FOLDER/summary.json (written by scripts/demo.py; docs/training.md has the format) and each run's metrics.jsonl;
-writes FOLDER/report.png and FOLDER/report.html, which needs no other file. A program that needs matplotlib, but not the package it lies in.
+writes FOLDER/report.png and FOLDER/report.html, which needs no other file. A program that needs matplotlib and results.py beside it, but not
+the package it lies in.
 """
 
 import argparse
@@ -18,21 +19,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402  (the backend comes first)
 from matplotlib.ticker import FixedLocator, NullLocator  # noqa: E402
+from results import STYLES, TEST_SETS  # noqa: E402
 
-# name, colour (Okabe and Ito's, told apart by every kind of sight), marker, line, hatch: the last three tell them apart in grey
-STYLES = {
-    "rope": ("RoPE", "#4d4d4d", "D", ":", "xxx"),
-    "nope": ("NoPE", "#CC79A7", "v", "-.", "||"),
-    "sba": ("SBA", "#E69F00", "P", (0, (3, 1, 1, 1)), "\\\\\\"),
-    "fox": ("FoX", "#009E73", "^", "--", "..."),
-    "path": ("PaTH", "#0072B2", "o", "-", ""),
-    "path_fox": ("PaTH-FoX", "#D55E00", "s", "-", "///"),
-}
-TEST_SETS = {
-    "in_distribution": "in distribution\n(80 % ignored)",
-    "sparse": "sparse\n(98 % ignored)",
-    "dense": "dense\n(10 % ignored)",
-}
 TASKS = {"flip_flop": "Flip-flop language", "text": "Python source, bytes"}
 FLIP_FLOP_EXPLAINED = "A word writes, reads and ignores bits; after a read the model must give the bit last written. Chance is 50 %."
 POSITIONS_EXPLAINED = "How well the next byte is predicted, lower being better; whoever cannot read past the training length gets worse to the right."

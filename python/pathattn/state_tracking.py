@@ -2,7 +2,8 @@
 
 SWEEPS holds the outputs of `pathattn sweep` for recipes/state-tracking/sweeps: flip_flop/, a5/ and mqrar/, each with its table.json; those that are
 not there are left out, and further sweeps of a task (flip_flop-baselines/, a5-second-gpu/) are taken with it. Writes OUTPUT.json (docs/sweeps.md has
-the format) and PICTURE.png, and prints tables in Markdown. A program that needs matplotlib and report.py beside it, but not the package it lies in.
+the format) and PICTURE.png, and prints tables in Markdown. A program that needs matplotlib and report.py and
+results.py beside it, but not the package it lies in.
 """
 
 import argparse
@@ -11,7 +12,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from report import STYLES, TEST_SETS, ReportError, finish, plt
+from report import ReportError, finish, plt
+from results import STYLES, TEST_SETS
 
 MASTERED = 90  # % of words with the right last state
 PAPER_FLIP_FLOP = {"rope": (6.9, 40.3, 0.01), "sba": (9.6, 38.9, 0), "fox": (8.3, 36.3, 0), "path": (0, 0.0001, 0)}  # %, in the order of TEST_SETS

@@ -40,7 +40,7 @@ class Demo:
 
     def __init__(self, folder):
         self.folder = folder
-        for name in ("scripts/demo.py", "python/pathattn/report.py", "recipes/flip-flop.toml", "recipes/text.toml"):
+        for name in ("scripts/demo.py", "python/pathattn/report.py", "python/pathattn/results.py", "recipes/flip-flop.toml", "recipes/text.toml"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
         self.program = folder / "build/pathattn"
