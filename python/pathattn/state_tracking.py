@@ -13,29 +13,32 @@ import sys
 from pathlib import Path
 
 from report import ReportError, finish, plt
-from results import STYLES, TEST_SETS
+from results import STYLES, TEST_SETS, write_json
 
 MASTERED = 90  # % of words with the right last state
 PAPER_FLIP_FLOP = {"rope": (6.9, 40.3, 0.01), "sba": (9.6, 38.9, 0), "fox": (8.3, 36.3, 0), "path": (0, 0.0001, 0)}  # %, in the order of TEST_SETS
 
 
-def read_table(path):
-    try:
-        table = json.loads(path.read_text())
-        table["runs"].sort(key=lambda run: run["fields"]["train.seed"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ReportError(f"{path} is damaged ({error!r}): run the sweep again, which writes it anew") from None
-    return table
-
-
 def read_task(sweeps, task):
-    """The tables of a task's sweeps as one; None if there is none."""
-    tables = [read_table(path) for path in sorted([*sweeps.glob(f"{task}/table.json"), *sweeps.glob(f"{task}-*/table.json")])]
-    if not tables:
-        return None
-    whole = {key: sum(table.get(key, 0) for table in tables) for key in ("seconds", "tokens")}
-    whole["side_by_side"] = max(table.get("side_by_side", 0) for table in tables)
-    return whole | {"runs": sorted((run for table in tables for run in table["runs"]), key=lambda run: run["fields"]["train.seed"])}
+    """The tables of a task's sweeps as one, the seeds of its runs rising; None if there is none. No run may be done in two of them."""
+    whole = {"seconds": 0, "tokens": 0, "side_by_side": 0, "runs": []}
+    folder_of = {}  # by the fields of a done run
+    paths = sorted([*sweeps.glob(f"{task}/table.json"), *sweeps.glob(f"{task}-*/table.json")])
+    for path in paths:
+        try:
+            table = json.loads(path.read_text())
+            for key in ("seconds", "tokens"):
+                whole[key] += table.get(key, 0)
+            whole["side_by_side"] = max(whole["side_by_side"], table.get("side_by_side", 0))
+            whole["runs"] = sorted(whole["runs"] + table["runs"], key=lambda run: run["fields"]["train.seed"])
+            done = [json.dumps(run["fields"], sort_keys=True) for run in table["runs"] if run["status"] == "done"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ReportError(f"{path} is damaged ({error!r}): run the sweep again, which writes it anew") from None
+        for fields in done:
+            if fields in folder_of:
+                raise ReportError(f"{folder_of[fields]} and {path.parent} both have the run {fields}: move one of the two out of {sweeps}")
+            folder_of[fields] = path.parent
+    return whole if paths else None
 
 
 def done_runs(table):
@@ -183,8 +186,13 @@ def write_results(sweeps, output, picture):
         raise ReportError(f"a table.json in {sweeps} is not that of its sweep in recipes/state-tracking/sweeps: {error!r}") from None
     if not results:
         raise ReportError(f"{sweeps} has no finished run in flip_flop/, a5/ or mqrar/: run `pathattn sweep` with such an --output first")
-    output.write_text(json.dumps(summary, indent=2) + "\n")
-    draw(results, picture)
+    try:
+        for path in (output, picture):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(output, summary)
+        draw(results, picture)
+    except OSError as error:
+        raise ReportError(f"{error.filename} cannot be written ({error.strerror}): name another place for it") from None
     print_tables(results)
 
 

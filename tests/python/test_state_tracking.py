@@ -33,8 +33,8 @@ def write_sweeps(folder):
     write_table(folder / "mqrar", [(dict(zip(fields, run)), {"accuracy": run[3]} if run[3] else {}) for run in mqrar])
 
 
-def gather(folder):
-    command = [sys.executable, PROGRAM, folder, folder / "results.json", folder / "picture.png"]
+def gather(folder, output="results.json", picture="picture.png"):
+    command = [sys.executable, PROGRAM, folder, folder / output, folder / picture]
     return subprocess.run(list(map(str, command)), capture_output=True, encoding="utf-8")
 
 
@@ -80,6 +80,37 @@ def test_sweeps_of_one_task_are_taken_together(tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["mqrar"]["rope"]["accuracy"] == {"1": [96.0, 97.0]}
     assert (results["sweeps"]["mqrar"]["seconds"], results["sweeps"]["mqrar"]["runs"]["done"]) == (15.0, 5)
+
+
+def test_a_run_done_in_two_sweeps_is_refused(tmp_path):
+    write_sweeps(tmp_path)
+    fields = {"train.seed": 1, "model.kind": "rope"}
+    write_table(tmp_path / "flip_flop-failed", [(fields, {})])
+    assert gather(tmp_path).returncode == 0
+    write_table(tmp_path / "flip_flop-old", [(fields, {"in_distribution": 30.0, "sparse": 1.0, "dense": 0.25, "reads": {}})])
+    (tmp_path / "results.json").unlink()
+    process = gather(tmp_path)
+    assert process.returncode == 1 and len(process.stderr.splitlines()) == 1
+    assert f'{tmp_path}/flip_flop and {tmp_path}/flip_flop-old both have the run {{"model.kind": "rope", "train.seed": 1}}' in process.stderr
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_folders_of_the_results_are_made(tmp_path):
+    write_sweeps(tmp_path)
+    process = gather(tmp_path, "new/results/results.json", "new/images/picture.png")
+    assert process.returncode == 0, process.stderr
+    assert [path.name for path in (tmp_path / "new/results").iterdir()] == ["results.json"] and (tmp_path / "new/images/picture.png").exists()
+    process = gather(tmp_path, "new/results/results.json/results.json")
+    assert process.returncode == 1 and "results.json cannot be written" in process.stderr and len(process.stderr.splitlines()) == 1
+
+
+def test_results_are_replaced_whole(tmp_path):
+    write_sweeps(tmp_path)
+    (tmp_path / "results.json").write_text("earlier")
+    (tmp_path / "results.tmp").mkdir()  # in the way of what is written beside
+    process = gather(tmp_path)
+    assert process.returncode == 1 and "results.tmp cannot be written" in process.stderr and len(process.stderr.splitlines()) == 1
+    assert (tmp_path / "results.json").read_text() == "earlier"
 
 
 @pytest.mark.parametrize(
