@@ -39,8 +39,15 @@ def test_O03_opcheck_of_decoding():
 
 
 # On fake tensors of a GPU, which need none.
-@pytest.mark.parametrize("dtype, gate, wants_gradient", [(torch.bfloat16, True, True), (torch.bfloat16, True, False), (torch.bfloat16, False, True),
-                                                         (torch.float32, True, True)])
+@pytest.mark.parametrize(
+    "dtype, gate, wants_gradient",
+    [
+        (torch.bfloat16, True, True),
+        (torch.bfloat16, True, False),
+        (torch.bfloat16, False, True),
+        (torch.float32, True, True),
+    ],
+)
 def test_rest_of_o_is_kept_for_the_gradient_of_16_bit_gated_attention(dtype, gate, wants_gradient):
     called = []
 
