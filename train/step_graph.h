@@ -14,6 +14,7 @@ namespace pathattn {
 using StepWork = std::function<at::Tensor(const Batch&, const at::Tensor&)>;
 
 // The same work by graphs, for batches on the CPU; gives the results on the CPU, once they are there. In builds with CUDA alone.
+// Packed documents are worked on without a graph: their offsets are read on the CPU, which a capture would freeze.
 StepWork by_graphs(StepWork work, at::Device device);
 
 }  // namespace pathattn
