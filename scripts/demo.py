@@ -53,6 +53,7 @@ def train_command(pathattn, folder, task, kind, full):
     command = [pathattn, "train", RECIPES[task], "--output", folder / f"{task}_{kind}", "--set", f"model.kind={kind}"]
     if task == "text":
         torch = Path(importlib.util.find_spec("torch").origin).parent
+        torch = torch.relative_to(ROOT) if torch.is_relative_to(ROOT) else torch
         command += ["--set", f"train.steps={FULL_STEPS if full else STEPS}", "--set", f'data.files="{torch}"', "--set", 'data.extensions=".py"']
     return [*command, "--resume"]
 

@@ -62,6 +62,16 @@ def demo(tmp_path):
     return Demo(tmp_path)
 
 
+def test_commands_name_a_torch_below_the_root_by_its_place_there(demo, monkeypatch):
+    package = demo.folder / "libraries/torch/__init__.py"
+    package.parent.mkdir(parents=True)
+    package.touch()
+    monkeypatch.setenv("PYTHONPATH", str(package.parents[1]))
+    assert demo.run()[0].returncode == 0
+    summary = json.loads((demo.folder / "runs/demo/summary.json").read_text())
+    assert 'data.files="libraries/torch"' in summary["text"]["rope"]["commands"][0]
+
+
 def test_summary_has_every_figure(demo):
     process, trained = demo.run()
     assert process.returncode == 0, process.stderr
