@@ -27,8 +27,8 @@ void add_construct_command(CLI::App& app) {
   command->add_option("-o,--output", arguments->output, "Folder to write: config.json and model.safetensors")->required();
   command->footer(
       "Example:\n"
-      "  pathattn construct swap_identity --output models/swap-identity\n"
-      "  pathattn evaluate models/swap-identity --recipe recipes/state-tracking/swap-identity.toml --set train.tokens=32768 --sequences 2 "
+      "  pathattn construct swap_identity --output runs/swap-identity\n"
+      "  pathattn evaluate runs/swap-identity --recipe recipes/state-tracking/swap-identity.toml --set train.tokens=32768 --sequences 2 "
       "--precision bf16\n"
       "construct/explicit_model.h says how the weights work.");
   command->callback([arguments] { run(*arguments); });
