@@ -1,13 +1,15 @@
 """Gathers the paper's state-tracking results from finished sweeps: state_tracking.py SWEEPS OUTPUT.json PICTURE.png
 
-SWEEPS holds the outputs of `pathattn sweep` for recipes/state-tracking/sweeps: flip_flop/, a5/ and mqrar/, each with its table.json; those that are
-not there are left out, and further sweeps of a task (flip_flop-baselines/, a5-second-gpu/) are taken with it. Writes OUTPUT.json (docs/sweeps.md has
+SWEEPS holds the outputs of `pathattn sweep` for recipes/state-tracking/sweeps: flip_flop/, a5/, a5_long/ and mqrar/, each with its table.json; those
+that are not there are left out, and further sweeps of a task (flip_flop-baselines/, a5-second-gpu/) are taken with it. Writes OUTPUT.json (docs/sweeps.md has
 the format) and PICTURE.png, and prints tables in Markdown. A program that needs matplotlib and report.py and
 results.py beside it, but not the package it lies in.
 """
 
 import argparse
+import itertools
 import json
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -81,6 +83,21 @@ def gather_a5(table):
     return result
 
 
+def longest_word(accuracy, seed):
+    """The length up to which a run has over MASTERED % of the words of every length right; accuracy: {length: list by seed}."""
+    mastered = itertools.takewhile(lambda length: accuracy[length][seed] > MASTERED, sorted(accuracy, key=int))
+    return max((int(length) for length in mastered), default=0)
+
+
+def gather_a5_long(table):
+    result = {}
+    for kind, figures in gather_a5(table).items():
+        (accuracy,) = figures["accuracy"].values()  # of the one number of layers
+        num_seeds = len(next(iter(accuracy.values())))
+        result[kind] = {"accuracy": accuracy, "longest_word": [longest_word(accuracy, seed) for seed in range(num_seeds)]}
+    return result
+
+
 def gather_mqrar(table):
     return {kind: {"accuracy": by_n} for kind, by_n in gather_by(table, "data.n_back", lambda evaluation: evaluation["accuracy"]).items()}
 
@@ -124,6 +141,20 @@ def draw_a5(axes, result):
     finish(axes, f"A5 words: fewest layers with over {MASTERED} % in the best seed", "length of the word (elements)", "layers")
 
 
+def draw_a5_long(axes, result):
+    for kind, figures in result.items():
+        name, colour, marker, line, _ = STYLES[kind]
+        lengths, by_length = zip(*figures["accuracy"].items())
+        lengths = [int(length) for length in lengths]
+        for of_seed in zip(*by_length):
+            axes.plot(lengths, of_seed, linestyle=line, linewidth=0.7, color=colour, alpha=0.5)
+        axes.plot(lengths, [statistics.mean(group) for group in by_length], linestyle=line, marker=marker, color=colour, label=name)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylim(0, 103)
+    axes.legend(frameon=False)
+    finish(axes, "A5, three layers, more steps: mean (thick), each seed (thin)", "length of the word (elements)", "words with the right last state (%)")
+
+
 def draw_mqrar(axes, result):
     for kind, figures in result.items():
         name, colour, marker, line, _ = STYLES[kind]
@@ -135,13 +166,23 @@ def draw_mqrar(axes, result):
     finish(axes, "MQRAR-N: mean of the seeds, and their range", "N (occurrences back)", "recalls that are right (%)")
 
 
-TASKS = {"flip_flop": (gather_flip_flop, draw_flip_flop), "a5": (gather_a5, draw_a5), "mqrar": (gather_mqrar, draw_mqrar)}
+TASKS = {
+    "flip_flop": (gather_flip_flop, draw_flip_flop),
+    "a5": (gather_a5, draw_a5),
+    "a5_long": (gather_a5_long, draw_a5_long),
+    "mqrar": (gather_mqrar, draw_mqrar),
+}
 
 
 def draw(results, path):
-    figure, axes = plt.subplots(1, len(results), figsize=(6.4 * len(results), 4.3), layout="constrained", squeeze=False)
-    for axis, (task, result) in zip(axes.flat, results.items()):
-        TASKS[task][1](axis, result)
+    columns = min(len(results), 2)
+    rows = math.ceil(len(results) / columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(6.4 * columns, 4.3 * rows), layout="constrained", squeeze=False)
+    for axis, (task, result) in itertools.zip_longest(axes.flat, results.items(), fillvalue=(None, None)):
+        if task is None:
+            axis.remove()
+        else:
+            TASKS[task][1](axis, result)
     figure.savefig(path, format="png", dpi=130)
     plt.close(figure)
 
@@ -169,6 +210,13 @@ def print_tables(results):
         for key, words in (("fewest_layers", "the best seed"), ("fewest_layers_of_mean", "the seeds' mean")):
             rows = [[STYLES[kind][0], *(str(figures[key].get(n) or "–") for n in lengths)] for kind, figures in a5.items()]
             print_table(f"A5, fewest layers with over {MASTERED} % in {words}, by length", ["", *lengths], rows)
+    if a5_long := results.get("a5_long"):
+        lengths = sorted({length for figures in a5_long.values() for length in figures["accuracy"]}, key=int)
+        rows = []
+        for kind, figures in a5_long.items():
+            cells = [f"{statistics.mean(figures['accuracy'][n]):.3g}" if n in figures["accuracy"] else "" for n in lengths]
+            rows.append([STYLES[kind][0], ", ".join(map(str, figures["longest_word"])), *cells])
+        print_table("A5 in three times as many steps: longest word of each seed, mean accuracy in % by length", ["", "longest", *lengths], rows)
     if mqrar := results.get("mqrar"):
         columns = sorted({n for figures in mqrar.values() for n in figures["accuracy"]})
         rows = []
@@ -185,7 +233,7 @@ def write_results(sweeps, output, picture):
     except (KeyError, TypeError, AttributeError) as error:
         raise ReportError(f"a table.json in {sweeps} is not that of its sweep in recipes/state-tracking/sweeps: {error!r}") from None
     if not results:
-        raise ReportError(f"{sweeps} has no finished run in flip_flop/, a5/ or mqrar/: run `pathattn sweep` with such an --output first")
+        raise ReportError(f"{sweeps} has no finished run in flip_flop/, a5/, a5_long/ or mqrar/: run `pathattn sweep` with such an --output first")
     try:
         for path in (output, picture):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,7 +246,7 @@ def write_results(sweeps, output, picture):
 
 def main():
     parser = argparse.ArgumentParser(description="Gathers the state-tracking sweeps' results as JSON, a picture and tables.")
-    parser.add_argument("sweeps", type=Path, help="folder with the sweeps flip_flop, a5 and mqrar, for example runs/state-tracking")
+    parser.add_argument("sweeps", type=Path, help="folder with the sweeps flip_flop, a5, a5_long and mqrar, for example runs/state-tracking")
     parser.add_argument("output", type=Path, help="for example docs/results/state-tracking.json")
     parser.add_argument("picture", type=Path, help="for example docs/images/state-tracking.png")
     arguments = parser.parse_args()

@@ -28,6 +28,8 @@ def write_sweeps(folder):
     a5 = [("path", 2, 1, 99.0, 95.0), ("path", 1, 1, 92.0, 10.0), ("path", 1, 2, 40.0, 5.0), ("path", 2, 2, 97.0, 60.0), ("rope", 1, 1, 80.0, 1.0)]
     fields = ("model.kind", "model.num_layers", "train.seed")
     write_table(folder / "a5", [(dict(zip(fields, run)), {"accuracy": {"4": run[3], "10": run[4]}}) for run in a5])
+    a5_long = [("path", 3, 2, 95.0, 91.0, 96.0), ("path", 3, 1, 99.0, 80.0, 95.0)]
+    write_table(folder / "a5_long", [(dict(zip(fields, run)), {"accuracy": dict(zip(("2", "9", "10"), run[3:]))}) for run in a5_long])
     mqrar = [("path", 2, 2, 96.0), ("path", 2, 1, 98.0), ("path", 1, 1, 99.0), ("rope", 1, 1, 97.0), ("rope", 2, 1, None)]
     fields = ("model.kind", "data.n_back", "train.seed")
     write_table(folder / "mqrar", [(dict(zip(fields, run)), {"accuracy": run[3]} if run[3] else {}) for run in mqrar])
@@ -48,6 +50,9 @@ def test_results_have_seeds_in_order_and_fewest_layers(tmp_path):
     assert results["a5"]["path"]["fewest_layers_of_mean"] == {"4": 2, "10": None}
     assert results["a5"]["path"]["accuracy"]["1"] == {"4": [92.0, 40.0], "10": [10.0, 5.0]}
     assert results["a5"]["rope"]["fewest_layers"] == {"4": None, "10": None}
+    long = results["a5_long"]["path"]
+    assert long["longest_word"] == [2, 10]  # nothing beyond a length that is not mastered counts
+    assert long["accuracy"] == {"2": [99.0, 95.0], "9": [80.0, 91.0], "10": [95.0, 96.0]}
     assert results["mqrar"]["path"]["accuracy"] == {"1": [99.0], "2": [98.0, 96.0]}
     assert results["mqrar"]["rope"]["accuracy"] == {"1": [97.0]}
     assert results["sweeps"]["mqrar"]["runs"] == {"done": 4, "failed": 1, "unfinished": 0, "waiting": 0}
@@ -62,10 +67,11 @@ def test_tables_show_best_mean_and_the_papers_numbers(tmp_path):
     assert "| PaTH | 2 | 0 / 0.25 (0) | 1 / 1 (0.0001) | 0.25 / 0.25 (0) |" in printed
     assert "| RoPE | 1 | 30 / 30 (6.9) |" in printed
     assert "| PaTH | 1 | 2 |" in printed and "| PaTH | 2 | – |" in printed
+    assert "| PaTH | 2, 10 | 97 | 85.5 | 95.5 |" in printed
     assert "| PaTH | 99 / 99 | 98 / 97 |" in printed and "| RoPE | 97 / 97 |  |" in printed
 
 
-@pytest.mark.parametrize("task", ["flip_flop", "a5", "mqrar"])
+@pytest.mark.parametrize("task", ["flip_flop", "a5", "a5_long", "mqrar"])
 def test_one_sweep_alone_is_enough(tmp_path, task):
     write_sweeps(tmp_path / "all")
     (tmp_path / "all" / task).rename(tmp_path / task)
