@@ -3,9 +3,9 @@
 
 Run it by a Python that has PyTorch with CUDA and pytest. With all cores it builds the kernels, the operators, the program and their tests for this
 machine's GPU (--built: BUILD has them, perhaps from another machine with the same PyTorch), then runs the table of kernel cases, the program's
-and the operators' tests on the GPU, and compute-sanitizer's memcheck, racecheck and synccheck over a few kernel cases. Each part has a time limit,
-together ten minutes, and says what it found when it ends; whole outputs lie in BUILD/test-results/NAME.log. The last line counts single cases, as
-run_tests.py's does. Exit status 0 if something ran and nothing failed.
+and the operators' tests on the GPU, and compute-sanitizer's memcheck, synccheck and, on the portable path, racecheck over a few kernel cases. Each
+part has a time limit, together ten minutes, and says what it found when it ends; whole outputs lie in BUILD/test-results/NAME.log. The last line
+counts single cases, as run_tests.py's does. Exit status 0 if something ran and nothing failed.
 """
 
 import argparse
@@ -128,6 +128,8 @@ def sanitized_kernels(build):
         return
     for tool in ("racecheck", "synccheck", "memcheck"):
         for case in SANITIZED_CASES:
+            if tool == "racecheck" and case.startswith("HopperPath"):
+                continue  # does not follow mbarriers, by which these kernels hand over all they share
             command = [sanitizer, "--tool", tool, "--error-exitcode", "1", "--show-backtrace", "device", build / "cuda_kernels_test"]
             yield Program(f"{tool}-{case.replace('*/', '-')}", [*command, "--gtest_brief=1", f"--gtest_filter=*{case}"], build)
 
