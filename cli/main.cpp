@@ -2,12 +2,15 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "base/error.h"
 #include "cli/commands.h"
@@ -21,6 +24,15 @@ constexpr int kUsersMistake = 2, kFailure = 1;
 int report(std::string_view message, int status) {
   fmt::print(stderr, "pathattn: {}\n", message.substr(0, message.find('\n')));
   return status;
+}
+
+// Threads that wait for each other spin by default, which makes training several times slower as soon as anything else uses a core. libgomp has read
+// its environment before main begins, so the program replaces itself once, under its own name; what it starts (a sweep's runs) inherits the setting.
+void wait_without_spinning(char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (::setenv("OMP_WAIT_POLICY", "passive", 1) == 0 && !error) ::execv(program.c_str(), argv);  // returns only if it failed: go on, but slower
 }
 
 // torch would count physical cores only, and none of it knows taskset.
@@ -65,6 +77,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace pathattn;
+  wait_without_spinning(argv);
   std::signal(SIGXFSZ, SIG_IGN);  // a file grown past the shell's limit is then a write error like a full disk
   try {
     return run(argc, argv);

@@ -145,6 +145,25 @@ def test_signal_saves_first(build, call, recipe, tmp_path, number):
     assert [line["step"] for line in logged(run) if "loss" in line] == list(range(1, record["step"] + 3))
 
 
+@pytest.mark.parametrize(
+    "given, policy",
+    [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active"), ({"GOMP_SPINCOUNT": "1000"}, None)],
+)
+def test_threads_wait_without_spinning_unless_told_how(build, recipe, tmp_path, given, policy):
+    run = tmp_path / "run"
+    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")} | given
+    command = [build / "pathattn", "--threads", "1", "train", recipe, "--output", run, "--set", "train.steps=100000"]
+    child = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        wait_for_line(run / "metrics.jsonl")
+        started_with = dict(entry.split("=", 1) for entry in Path(f"/proc/{child.pid}/environ").read_text().split("\0") if entry)
+        assert started_with.get("OMP_WAIT_POLICY") == policy
+        assert Path(f"/proc/{child.pid}/comm").read_text() == "pathattn\n"
+    finally:
+        child.kill()
+        child.wait()
+
+
 def test_second_signal_ends_at_once(build, recipe, tmp_path):
     run = tmp_path / "run"
     slow_steps = ["--set", "train.batch_size=64", "--set", "train.tokens=8192", "--set", "train.validate_every=0"]
