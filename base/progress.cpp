@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <vector>
 
 namespace pathattn {
 namespace {
@@ -16,7 +17,8 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr double kSecondsBetweenBars = 0.1;
 constexpr double kSecondsBetweenLines = 5;
-constexpr int kBarWidth = 10;  // rate, time left and loss then fit into 80 columns
+constexpr int kBarWidth = 10;         // rate, time left and loss then fit into 80 columns
+constexpr double kWholeRate = 999.5;  // from here on three digits would be written with an exponent
 
 bool is_terminal() {
   const char* kind = std::getenv("TERM");
@@ -66,23 +68,28 @@ void Progress::print(bool last) {
   printed_ = std::chrono::steady_clock::now();
   const double elapsed = Seconds(printed_ - start_).count();
   const double rate = elapsed > 0 ? static_cast<double>(done_ - first_) / elapsed : 0;
-  std::string text = fmt::format("{}/{} {}", done_, total_, unit_);
-  if (rate > 0) text += fmt::format("  {:.3g} {}/s", rate, unit_);
+  std::vector<std::string> parts = {fmt::format("{}/{} {}", done_, total_, unit_)};
+  if (rate > 0) parts.push_back(rate < kWholeRate ? fmt::format("{:.3g} {}/s", rate, unit_) : fmt::format("{:.0f} {}/s", rate, unit_));
   if (last) {
-    text += fmt::format("  in {}", clock(elapsed));
+    parts.push_back("in " + clock(elapsed));
   } else if (rate > 0 && total_ >= done_) {
-    text += fmt::format("  {} left", clock(static_cast<double>(total_ - done_) / rate));
+    parts.push_back(clock(static_cast<double>(total_ - done_) / rate) + " left");
   }
-  if (!detail_.empty()) text += "  " + detail_;
+  if (!detail_.empty()) parts.push_back(detail_);
 
   if (!terminal_) {
-    fmt::print(stderr, "{}: {}\n", label_, text);
+    fmt::print(stderr, "{}: {}\n", label_, fmt::join(parts, "  "));
     return;
   }
   const double share = total_ > 0 ? std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0) : 0;
   const int filled = static_cast<int>(share * kBarWidth);
-  std::string line = fmt::format("{} [{:#<{}}{:.<{}}] {:3.0f}%  {}", label_, "", filled, "", kBarWidth - filled, 100 * share, text);
-  line.resize(std::min(line.size(), terminal_width() - 1));  // a line that wraps could not be overwritten
+  const std::string bar = fmt::format("{} [{:#<{}}{:.<{}}] {:3.0f}%", label_, "", filled, "", kBarWidth - filled, 100 * share);
+  const auto make_line = [&] { return fmt::format("{}  {}", bar, fmt::join(parts, "  ")); };
+  const size_t width = terminal_width() - 1;  // a line that wraps could not be overwritten
+  std::string line = make_line();
+  for (; line.size() > width && !detail_.empty() && parts.size() > 2; line = make_line())
+    parts.erase(parts.begin() + 1);  // rate, time, not the detail
+  line.resize(std::min(line.size(), width));
   fmt::print(stderr, "\r{}\x1b[K{}", line, last ? "\n" : "");
   std::fflush(stderr);
 }

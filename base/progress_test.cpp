@@ -91,6 +91,22 @@ TEST(Progress, terminal_line_never_wraps) {
   }
 }
 
+TEST(Progress, terminal_shows_the_detail_before_rate_and_time) {
+  const auto last_line = [](unsigned short columns) {
+    const std::string text = on_terminal(
+        [] {
+          Progress progress("evaluating", 100'000, "reads");
+          ::usleep(20'000);
+          progress.update(100'000, "error 46.98 %");
+        },
+        columns);
+    return text.substr(text.rfind('\r', text.size() - 3));
+  };
+  EXPECT_TRUE(std::regex_search(last_line(100), std::regex("100000/100000 reads  [0-9]{4,} reads/s  in 0:0[0-9]  error 46.98 %"))) << last_line(100);
+  EXPECT_TRUE(std::regex_search(last_line(76), std::regex("100000/100000 reads  in 0:0[0-9]  error 46.98 %"))) << last_line(76);
+  EXPECT_TRUE(std::regex_search(last_line(66), std::regex("100000/100000 reads  error 46.98 %"))) << last_line(66);
+}
+
 TEST(Progress, odd_totals) {
   const std::string text = piped([] {
     Progress none("empty", 0, "files");
