@@ -27,7 +27,8 @@ std::vector<int64_t> tokens_of(const std::string& prompt, int64_t vocabulary_siz
   for (const char c : prompt) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte >= vocabulary_size)
-      fail("byte {} at position {} of the prompt is outside the model's vocabulary of {}", byte, tokens.size(), vocabulary_size);
+      fail("byte {} at position {} of the prompt is outside the model's vocabulary of {}: this is not a model of text", byte, tokens.size(),
+           vocabulary_size);
     tokens.push_back(byte);
   }
   return tokens;
@@ -35,6 +36,7 @@ std::vector<int64_t> tokens_of(const std::string& prompt, int64_t vocabulary_siz
 
 void run(const Arguments& arguments) {
   arguments.options.sampling.check();
+  if (arguments.prompt.empty()) fail("--prompt is empty: give at least one byte");
   const LanguageModel model = arguments.model.load(find_model_directory(arguments.model.path));
   const int64_t vocabulary_size = model.config().vocabulary_size;
   if (vocabulary_size > kNumBytes)

@@ -52,4 +52,6 @@ def test_S07_options_outside_their_range_are_named(call, option, value):
 
 
 def test_prompts_a_model_cannot_read(call):
-    assert "byte 104 at position 0" in call("generate", GOLDEN / "model_path", "--prompt", "hello", status=2).stderr
+    refusal = call("generate", GOLDEN / "model_path", "--prompt", "hello", status=2).stderr
+    assert "byte 104 at position 0 of the prompt is outside the model's vocabulary of 97: this is not a model of text" in refusal
+    assert "--prompt is empty: give at least one byte" in call("generate", GOLDEN / "model_path", "--prompt", "", status=2).stderr
