@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <optional>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/nearest_name.h"
 
 namespace pathattn {
 namespace {
@@ -77,19 +77,6 @@ Json parse_value(const std::string& text, const std::string& key, const std::str
   }
   if (table->size() != 1) return text;  // a line break in the text began a second key
   return to_json(table->begin()->second, key, name);
-}
-
-size_t edit_distance(std::string_view from, std::string_view to) {
-  std::vector<size_t> row(to.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= from.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i);
-    for (size_t j = 1; j <= to.size(); ++j) {
-      const size_t changed = diagonal + (from[i - 1] != to[j - 1]);
-      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, changed}));
-    }
-  }
-  return row.back();
 }
 
 void list_leaves(const Json& values, const std::string& prefix, std::vector<std::string>& leaves) {
@@ -253,11 +240,9 @@ void Recipe::refuse_unread() const {
     const auto next = asked_.lower_bound(key);
     const bool section = next != asked_.end() && next->starts_with(key + ".");  // an empty section of known fields
     if (asked_.contains(key) || section) continue;
-    const auto nearest = std::min_element(asked_.begin(), asked_.end(), [&](const std::string& left, const std::string& right) {
-      return edit_distance(key, left) < edit_distance(key, right);
-    });
-    if (nearest == asked_.end()) fail("{}: there is no setting {}", name_, key);
-    fail("{}: there is no setting {}; did you mean {}?", name_, key, *nearest);
+    if (const auto nearest = nearest_name(key, {asked_.begin(), asked_.end()}))
+      fail("{}: there is no setting {}; did you mean {}?", name_, key, *nearest);
+    fail("{}: there is no setting {}, or other settings leave it without a meaning", name_, key);
   }
 }
 

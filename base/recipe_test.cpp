@@ -66,6 +66,11 @@ TEST(Recipe, unknown_key_names_the_nearest) {
   empty_section.integer("model.width", 1, 1, kMost);
   expect_error([&] { empty_section.refuse_unread(); }, {"there is no setting modle"});
 
+  Recipe far = load("[model]\ndepth_of_pool = 5\n");
+  far.integer("model.width", 1, 1, kMost);
+  EXPECT_TRUE(
+      error_of([&] { far.refuse_unread(); }).ends_with(": there is no setting model.depth_of_pool, or other settings leave it without a meaning"));
+
   Recipe overridden = load("", {"train.stpes=5"});
   overridden.integer("train.steps", 1, 1, kMost);
   expect_error([&] { overridden.refuse_unread(); }, {"train.stpes", "did you mean train.steps?"});

@@ -11,8 +11,10 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "base/error.h"
+#include "base/nearest_name.h"
 #include "cli/commands.h"
 #include "train/version.h"
 
@@ -41,6 +43,24 @@ void use_all_cores() {
   if (std::getenv("OMP_NUM_THREADS") == nullptr && sched_getaffinity(0, sizeof cores, &cores) == 0) at::set_num_threads(CPU_COUNT(&cores));
 }
 
+// An option that nothing knows explains more than what the parser says first, which may follow from it: after `--outptu x`, "--output is required".
+void refuse_unknown_options(const CLI::App& app) {
+  std::vector<const CLI::App*> parsed = {&app};
+  for (const CLI::App* command : app.get_subcommands()) parsed.push_back(command);
+  std::vector<std::string> known;
+  for (const CLI::App* part : parsed) {
+    for (const CLI::Option* option : part->get_options()) {
+      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+    }
+  }
+  for (const std::string& argument : app.remaining(/*recurse=*/true)) {
+    if (!argument.starts_with('-')) continue;
+    const std::string option = argument.substr(0, argument.find('='));
+    const auto nearest = nearest_name(option, known);
+    fail("there is no option {}; {}", option, nearest ? fmt::format("did you mean {}?", *nearest) : "see --help");
+  }
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Transformers with PaTH attention: train, evaluate, generate.", "pathattn");
   app.set_version_flag("--version", fmt::format("pathattn {} (commit {}, torch {})", version(), commit(), torch_version()));
@@ -64,6 +84,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::RuntimeError& status) {
     return status.get_exit_code();
   } catch (const CLI::ParseError& error) {
+    refuse_unknown_options(app);
     if (app.get_subcommands().empty() && !app.remaining().empty()) {
       return report(fmt::format("there is no command {}; see --help", app.remaining().front()), kUsersMistake);
     }

@@ -74,14 +74,22 @@ def test_version_names_project_and_torch(call):
     [
         ([], "subcommand"),
         (["fly"], "fly"),
-        (["train", "--wings"], "--output"),
-        (["train", "{recipe}", "--output", "{run}", "--wings"], "wings"),
+        (["train"], "--output is required"),
+        (["train", "--wings"], "there is no option --wings; see --help"),
+        (["train", "{recipe}", "--output", "{run}", "--wings"], "there is no option --wings; see --help"),
+        (["train", "{recipe}", "--outptu", "{run}"], "there is no option --outptu; did you mean --output?"),
+        (["train", "{recipe}", "--outptu={run}"], "there is no option --outptu; did you mean --output?"),
+        (["train", "{recipe}", "--output", "{run}", "--thread", "1"], "there is no option --thread; did you mean --threads?"),
+        (["generate", "x", "--prompt-file", "x"], "there is no option --prompt-file; see --help"),
+        (["generate", "x", "--prompt", "x", "--max-new-token", "5"], "there is no option --max-new-token; did you mean --max-new-tokens?"),
+        (["train", "{recipe}", "--output", "{run}", "left", "over"], "left"),
         (["train", "{recipe}", "--output", "{run}", "--set", "train.lerning_rate=1"], "train.learning_rate"),
         (["train", "{recipe}", "--output", "{run}", "--set", "modl.kind=path"], "model.kind"),
         (["train", "{recipe}", "--output", "{run}", "--set", "train.steps=many"], "train.steps"),
         (["train", "{recipe}", "--output", "{run}", "--set", "train.accumulation=3"], "train.accumulation"),
         (["train", "{recipe}", "--output", "{run}", "--set", "model.kind=pathh"], "path_fox"),
         (["train", "{recipe}", "--output", "{run}", "--set", "steps"], "section.field=value"),
+        (["train", "{recipe}", "--output", "{run}", "--set", "model.rope_theta=100"], "there is no setting model.rope_theta, or other settings"),
         (["train", "{recipe}", "--output", "{run}", "--device", "gpu"], "there is no device gpu: cpu, cuda and cuda:N are known"),
         (["train", "{recipe}", "--output", "{run}", "--set", "train.device=cuda:x"], "there is no device cuda:x"),
         (["train", "{recipe}", "--output", "{run}", "--device", "cuda:99"], "device cuda:99"),
@@ -100,7 +108,7 @@ def test_version_names_project_and_torch(call):
 )
 def test_users_mistakes_are_one_line_and_status_2(build, recipe, tmp_path, arguments, message):
     run = tmp_path / "run"
-    arguments = [str(a).format(recipe=recipe, run=run) for a in arguments]
+    arguments = [a.replace("{recipe}", str(recipe)).replace("{run}", str(run)) for a in arguments]
     result = subprocess.run([build / "pathattn", *arguments], capture_output=True, text=True, timeout=60)
     assert result.returncode == 2, result.stderr
     assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith("pathattn: ") and message in result.stderr
