@@ -1,5 +1,8 @@
 // pathattn train
 #include "train/train.h"
+
+#include <cerrno>
+
 #include "base/error.h"
 #include "cli/commands.h"
 #include "cli/model.h"
@@ -18,7 +21,9 @@ void run(const Arguments& arguments) {
   if (arguments.recipe.empty() && !arguments.options.resume) fail("a new run needs a RECIPE, for example recipes/flip-flop.toml");
   const Recipe recipe = arguments.recipe.empty() ? recipe_of_run(arguments.output) : Recipe::load(arguments.recipe, arguments.overrides);
   const TrainResult result = train(recipe, arguments.output, arguments.options);
-  if (result.signal != 0) throw CLI::RuntimeError(128 + result.signal);
+  if (result.signal == 0) return;
+  fmt::print(stderr, "continue with: {} train --output {} --resume\n", program_invocation_name, arguments.output);
+  throw CLI::RuntimeError(128 + result.signal);
 }
 
 }  // namespace

@@ -74,7 +74,11 @@ SplitCorpus read_text(Recipe& recipe) {
   source.validation_fraction = recipe.number("data.validation_fraction", source.validation_fraction, 0, 0.5);
   source.split_seed = static_cast<uint64_t>(recipe.integer("data.split_seed", 0, 0, INT64_MAX));
   if (source.files.empty()) fail("{}: data.files is missing: name the files, folders or patterns to read text from", recipe.name());
-  return read_corpus(source);
+  try {
+    return read_corpus(source);
+  } catch (const Error& error) {
+    fail("{}: data.files: {}", recipe.name(), error.what());
+  }
 }
 
 std::unique_ptr<Stream> make_text_stream(Corpus corpus, int64_t batch_size, int64_t tokens_per_row, uint64_t seed) {

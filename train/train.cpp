@@ -196,7 +196,7 @@ TrainResult train(Recipe recipe, const fs::path& folder, const TrainOptions& opt
                                : "; raise train.steps to go on");
     return {.step = run.step};
   }
-  if (options.resume) fmt::print(stderr, "{}: continuing from step {}\n", folder.string(), run.step);
+  if (checkpoint) fmt::print(stderr, "{}: continuing from step {}\n", folder.string(), run.step);
 
   record(run, "running");
   const int signal = train_to_the_end(run);
@@ -204,7 +204,6 @@ TrainResult train(Recipe recipe, const fs::path& folder, const TrainOptions& opt
   record(run, finished ? "finished" : "interrupted");
   fmt::print(stderr, "{}: {} after {} steps, {:.0f} s, loss {:.4f}; saved {}\n", folder.string(), finished ? "finished" : "interrupted", run.step,
              run.seconds(), run.loss, run.checkpoint.string());
-  if (!finished) fmt::print(stderr, "continue with: pathattn train --output {} --resume\n", folder.string());
   return {.step = run.step, .signal = finished ? 0 : signal};
 }
 

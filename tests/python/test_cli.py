@@ -90,6 +90,7 @@ def test_version_names_project_and_torch(call):
         (["train", "{recipe}", "--output", "{run}", "--set", "model.kind=pathh"], "path_fox"),
         (["train", "{recipe}", "--output", "{run}", "--set", "steps"], "section.field=value"),
         (["train", "{recipe}", "--output", "{run}", "--set", "model.rope_theta=100"], "there is no setting model.rope_theta, or other settings"),
+        (["train", "{recipe}", "--output", "{run}", "--set", "data={kind='text', files='no/'}"], "data.files: no/: No such file or directory"),
         (["train", "{recipe}", "--output", "{run}", "--device", "gpu"], "there is no device gpu: cpu, cuda and cuda:N are known"),
         (["train", "{recipe}", "--output", "{run}", "--set", "train.device=cuda:x"], "there is no device cuda:x"),
         (["train", "{recipe}", "--output", "{run}", "--device", "cuda:99"], "device cuda:99"),
@@ -123,9 +124,9 @@ def test_broken_recipe_names_the_line(call, recipe, tmp_path):
 def test_T02_resume_in_a_new_process_changes_no_bit(call, recipe, tmp_path):
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     call("train", recipe, "--output", straight)
-    call("train", recipe, "--output", stopped)
+    assert "continuing" not in call("train", recipe, "--output", stopped, "--resume").stderr
     shutil.rmtree(stopped / "checkpoints/step-000060")
-    call("train", recipe, "--output", stopped, "--resume")
+    assert "continuing from step 50" in call("train", recipe, "--output", stopped, "--resume").stderr
     assert bits(straight, 60) == bits(stopped, 60)
     assert logged(straight) == logged(stopped)
     assert [line["step"] for line in logged(stopped) if "loss" in line] == list(range(1, 61))
@@ -144,7 +145,7 @@ def test_signal_saves_first(build, call, recipe, tmp_path, number):
     child.send_signal(number)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 128 + number
-    assert "--resume" in errors
+    assert f"continue with: {build / 'pathattn'} train --output {run} --resume\n" in errors
     record = json.loads((run / "run.json").read_text())
     assert record["status"] == "interrupted"
     assert (run / f"checkpoints/step-{record['step']:06}/model.safetensors").exists()
