@@ -1,6 +1,7 @@
 """`pathattn logits` and `pathattn generate` from outside, on golden checkpoints; the logits are read without any of the project's own code."""
 
 import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -54,4 +55,15 @@ def test_S07_options_outside_their_range_are_named(call, option, value):
 def test_prompts_a_model_cannot_read(call):
     refusal = call("generate", GOLDEN / "model_path", "--prompt", "hello", status=2).stderr
     assert "byte 104 at position 0 of the prompt is outside the model's vocabulary of 97: this is not a model of text" in refusal
-    assert "--prompt is empty: give at least one byte" in call("generate", GOLDEN / "model_path", "--prompt", "", status=2).stderr
+
+
+def test_an_empty_prompt_needs_a_token_to_begin_with(call, tmp_path):
+    arguments = ["--prompt", "", "--max-new-tokens", 3]
+    assert call("generate", GOLDEN / "model_path", *arguments).stdout
+    model = tmp_path / "model"
+    shutil.copytree(GOLDEN / "model_path", model)
+    config = json.loads((model / "config.json").read_text())
+    del config["bos_token_id"]
+    (model / "config.json").write_text(json.dumps(config))
+    refusal = call("generate", model, *arguments, status=2).stderr
+    assert refusal == "pathattn: --prompt is empty, and the model has no token to begin with (bos_token_id): give at least one byte\n"
