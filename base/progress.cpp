@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
-#include <vector>
 
 namespace pathattn {
 namespace {
@@ -68,27 +67,28 @@ void Progress::print(bool last) {
   printed_ = std::chrono::steady_clock::now();
   const double elapsed = Seconds(printed_ - start_).count();
   const double rate = elapsed > 0 ? static_cast<double>(done_ - first_) / elapsed : 0;
-  std::vector<std::string> parts = {fmt::format("{}/{} {}", done_, total_, unit_)};
-  if (rate > 0) parts.push_back(rate < kWholeRate ? fmt::format("{:.3g} {}/s", rate, unit_) : fmt::format("{:.0f} {}/s", rate, unit_));
+  const std::string count = fmt::format("{}/{} {}", done_, total_, unit_), detail = detail_.empty() ? "" : fmt::format("  {}", detail_);
+  std::string speed, time;
+  if (rate > 0) speed = rate < kWholeRate ? fmt::format("  {:.3g} {}/s", rate, unit_) : fmt::format("  {:.0f} {}/s", rate, unit_);
   if (last) {
-    parts.push_back("in " + clock(elapsed));
+    time = fmt::format("  in {}", clock(elapsed));
   } else if (rate > 0 && total_ >= done_) {
-    parts.push_back(clock(static_cast<double>(total_ - done_) / rate) + " left");
+    time = fmt::format("  {} left", clock(static_cast<double>(total_ - done_) / rate));
   }
-  if (!detail_.empty()) parts.push_back(detail_);
 
   if (!terminal_) {
-    fmt::print(stderr, "{}: {}\n", label_, fmt::join(parts, "  "));
+    fmt::print(stderr, "{}: {}{}{}{}\n", label_, count, speed, time, detail);
     return;
   }
   const double share = total_ > 0 ? std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0) : 0;
   const int filled = static_cast<int>(share * kBarWidth);
   const std::string bar = fmt::format("{} [{:#<{}}{:.<{}}] {:3.0f}%", label_, "", filled, "", kBarWidth - filled, 100 * share);
-  const auto make_line = [&] { return fmt::format("{}  {}", bar, fmt::join(parts, "  ")); };
   const size_t width = terminal_width() - 1;  // a line that wraps could not be overwritten
-  std::string line = make_line();
-  for (; line.size() > width && !detail_.empty() && parts.size() > 2; line = make_line())
-    parts.erase(parts.begin() + 1);  // rate, time, not the detail
+  std::string line;
+  for (const std::string& middle : {speed + time, time, std::string()}) {  // the detail is worth more than either
+    line = fmt::format("{}  {}{}{}", bar, count, middle, detail);
+    if (line.size() <= width || detail.empty()) break;
+  }
   line.resize(std::min(line.size(), width));
   fmt::print(stderr, "\r{}\x1b[K{}", line, last ? "\n" : "");
   std::fflush(stderr);
