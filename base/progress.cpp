@@ -1,13 +1,13 @@
 #include "base/progress.h"
 
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <string_view>
+
+#include "base/say.h"
 
 namespace pathattn {
 namespace {
@@ -77,7 +77,7 @@ void Progress::print(bool last) {
   }
 
   if (!terminal_) {
-    fmt::print(stderr, "{}: {}{}{}{}\n", label_, count, speed, time, detail);
+    say("{}: {}{}{}{}\n", label_, count, speed, time, detail);
     return;
   }
   const double share = total_ > 0 ? std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0) : 0;
@@ -90,8 +90,7 @@ void Progress::print(bool last) {
     if (line.size() <= width || detail.empty()) break;
   }
   line.resize(std::min(line.size(), width));
-  fmt::print(stderr, "\r{}\x1b[K{}", line, last ? "\n" : "");
-  std::fflush(stderr);
+  say("\r{}\x1b[K{}", line, last ? "\n" : "");
 }
 
 }  // namespace pathattn

@@ -1,6 +1,5 @@
 // pathattn evaluate
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <string>
@@ -9,6 +8,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json_file.h"
+#include "base/say.h"
 #include "cli/commands.h"
 #include "cli/model.h"
 #include "cli/standard_output.h"
@@ -75,9 +75,9 @@ void print_table(const json& result) {
                                                        {"mqrar", {"recalls", "", " %", nullptr}},
                                                        {"swap_identity", {"product", "accuracy", " %", "accuracy"}}};
   const Table& table = kTables.at(result.at("task").get<std::string>());
-  fmt::print(stderr, "{:<18}{}\n", table.rows, table.values);
+  say("{:<18}{}\n", table.rows, table.values);
   for (const auto& [name, value] : (table.key ? result.at(table.key) : result).items()) {
-    if (value.is_number_float()) fmt::print(stderr, "{:<18}{:.3f}{}\n", name, value.get<double>(), table.unit);
+    if (value.is_number_float()) say("{:<18}{:.3f}{}\n", name, value.get<double>(), table.unit);
   }
 }
 

@@ -1,11 +1,11 @@
 // The program `pathattn`: parses the command line, runs one command, and is the one place where errors are caught.
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/nearest_name.h"
+#include "base/say.h"
 #include "cli/commands.h"
 #include "train/version.h"
 
@@ -24,8 +25,15 @@ namespace {
 constexpr int kUsersMistake = 2, kFailure = 1;
 
 int report(std::string_view message, int status) {
-  fmt::print(stderr, "pathattn: {}\n", message.substr(0, message.find('\n')));
+  say("pathattn: {}\n", message.substr(0, message.find('\n')));
   return status;
+}
+
+// A file would get the number of a stream that the caller has closed, and then what is said there. Written to, this is an error as a closed one is.
+void occupy_closed_streams() {
+  int number = 0;
+  while (number >= 0 && number <= STDERR_FILENO) number = ::open("/dev/null", O_RDONLY);
+  if (number >= 0) ::close(number);
 }
 
 // Threads that wait for each other spin by default, which makes training several times slower as soon as anything else uses a core. libgomp has read
@@ -98,6 +106,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace pathattn;
+  occupy_closed_streams();
   wait_without_spinning(argv);
   std::signal(SIGXFSZ, SIG_IGN);  // a file grown past the shell's limit is then a write error like a full disk
   try {

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <csignal>
 
 #include "cli/commands.h"
 #include "cli/model.h"
@@ -21,6 +22,7 @@ void run(Arguments& arguments) {
   const SweepPlan plan = SweepPlan::load(arguments.sweep, arguments.overrides, arguments.device);
   arguments.options.program = std::filesystem::read_symlink("/proc/self/exe");
   arguments.options.threads = std::max(1, at::get_num_threads() / static_cast<int>(arguments.options.side_by_side));
+  std::signal(SIGPIPE, SIG_IGN);  // a log that nobody reads any more ends no sweep
   const SweepResult result = run_sweep(plan, arguments.options);
   if (result.signal != 0) throw CLI::RuntimeError(128 + result.signal);
   if (result.num_failed > 0) throw CLI::RuntimeError(1);

@@ -2,8 +2,10 @@
 #include "train/train.h"
 
 #include <cerrno>
+#include <csignal>
 
 #include "base/error.h"
+#include "base/say.h"
 #include "cli/commands.h"
 #include "cli/model.h"
 
@@ -20,9 +22,10 @@ void run(const Arguments& arguments) {
   if (arguments.recipe.empty() && !arguments.overrides.empty()) fail("--set needs a RECIPE to change: name it, or leave out --set");
   if (arguments.recipe.empty() && !arguments.options.resume) fail("a new run needs a RECIPE, for example recipes/flip-flop.toml");
   const Recipe recipe = arguments.recipe.empty() ? recipe_of_run(arguments.output) : Recipe::load(arguments.recipe, arguments.overrides);
+  std::signal(SIGPIPE, SIG_IGN);  // a log that nobody reads any more ends no training
   const TrainResult result = train(recipe, arguments.output, arguments.options);
   if (result.signal == 0) return;
-  fmt::print(stderr, "continue with: {} train --output {} --resume\n", program_invocation_name, arguments.output);
+  say("continue with: {} train --output {} --resume\n", program_invocation_name, arguments.output);
   throw CLI::RuntimeError(128 + result.signal);
 }
 

@@ -12,6 +12,7 @@
 #include "base/files.h"
 #include "base/json_file.h"
 #include "base/progress.h"
+#include "base/say.h"
 #include "sweep/child_process.h"
 #include "sweep/figure.h"
 #include "sweep/results.h"
@@ -67,7 +68,7 @@ class Sweep {
 
   SweepResult run() {
     const size_t num_skipped = results_.size() - waiting_.size();
-    if (num_skipped > 0) fmt::print(stderr, "{} of {} runs are done already\n", num_skipped, results_.size());
+    if (num_skipped > 0) say("{} of {} runs are done already\n", num_skipped, results_.size());
     write();  // from here on the folder is known as a sweep's
     const int signal = work();
     write();
@@ -76,11 +77,11 @@ class Sweep {
       if (run.status == "done") ++result.num_done;
       if (run.status != "failed") continue;
       ++result.num_failed;
-      fmt::print(stderr, "{} failed: {}\n", folder_of(*run.run, options_.output).string(), run.error);
+      say("{} failed: {}\n", folder_of(*run.run, options_.output).string(), run.error);
     }
     const auto [seconds, tokens] = totals();
-    fmt::print(stderr, "{} of {} runs done, {} failed; {:.0f} s in all, {:.3g} trained tokens/s; {}\n", result.num_done, results_.size(),
-               result.num_failed, seconds, static_cast<double>(tokens) / seconds, (options_.output / "table.csv").string());
+    say("{} of {} runs done, {} failed; {:.0f} s in all, {:.3g} trained tokens/s; {}\n", result.num_done, results_.size(), result.num_failed, seconds,
+        static_cast<double>(tokens) / seconds, (options_.output / "table.csv").string());
     return result;
   }
 

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <vector>
 
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json_file.h"
+#include "base/say.h"
 #include "model/checkpoint.h"
 #include "model/tensor_file.h"
 
@@ -72,7 +72,7 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& run) {
       return Checkpoint{folder, read_checkpoint(folder)};
     } catch (const Error& error) {
       damage = error.what();
-      fmt::print(stderr, "pathattn: {}; trying the one before\n", damage);
+      say("pathattn: {}; trying the one before\n", damage);
     }
   }
   if (!damage.empty()) fail("no checkpoint in {} is whole: restore one, or start a new run", (run / "checkpoints").string());

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/progress.h"
+#include "base/say.h"
 #include "data/stream.h"
 #include "model/checkpoint.h"
 #include "model/device.h"
@@ -190,20 +191,20 @@ TrainResult train(Recipe recipe, const fs::path& folder, const TrainOptions& opt
   Run run{folder, recipe.json(), settings, std::move(prepared.data), std::move(prepared.validation), std::move(model), std::move(optimizer)};
   if (checkpoint) go_on_from(run, *checkpoint, options.allow_changes);
   if (run.finished()) {
-    fmt::print(stderr, "{}: finished already, {} steps{}\n", folder.string(), run.step,
-               run.mastered    ? "; the task was mastered"
-               : run.gave_up() ? "; rows no longer grew"
-                               : "; raise train.steps to go on");
+    say("{}: finished already, {} steps{}\n", folder.string(), run.step,
+        run.mastered    ? "; the task was mastered"
+        : run.gave_up() ? "; rows no longer grew"
+                        : "; raise train.steps to go on");
     return {.step = run.step};
   }
-  if (checkpoint) fmt::print(stderr, "{}: continuing from step {}\n", folder.string(), run.step);
+  if (checkpoint) say("{}: continuing from step {}\n", folder.string(), run.step);
 
   record(run, "running");
   const int signal = train_to_the_end(run);
   const bool finished = run.finished();
   record(run, finished ? "finished" : "interrupted");
-  fmt::print(stderr, "{}: {} after {} steps, {:.0f} s, loss {:.4f}; saved {}\n", folder.string(), finished ? "finished" : "interrupted", run.step,
-             run.seconds(), run.loss, run.checkpoint.string());
+  say("{}: {} after {} steps, {:.0f} s, loss {:.4f}; saved {}\n", folder.string(), finished ? "finished" : "interrupted", run.step, run.seconds(),
+      run.loss, run.checkpoint.string());
   return {.step = run.step, .signal = finished ? 0 : signal};
 }
 

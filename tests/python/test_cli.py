@@ -293,6 +293,43 @@ def test_results_that_stdout_does_not_take_are_an_error(build, call, recipe, tmp
         assert result.returncode == 2 and "standard output" in last_line(result)
 
 
+def run_with_unwritable_log(build, where, *arguments):
+    """Exit status of the program whose stderr goes to `where` in the shell's words."""
+    command = [build / "pathattn", "--threads", "1", *arguments]
+    result = subprocess.run(["sh", "-c", f'exec "$@" {where}', "sh", *command], stdout=subprocess.PIPE, timeout=120)
+    return result.returncode
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-"])
+def test_a_log_that_cannot_be_written_ends_nothing(build, recipe, tmp_path, where):
+    (tmp_path / "sweep.toml").write_text('recipe = "tiny.toml"\n[grid]\ntrain.seed = [1]\n')
+    run, swept = tmp_path / "run", tmp_path / "swept"
+    finished = [
+        ["train", recipe, "--output", run],
+        ["train", "--output", run, "--resume"],
+        ["evaluate", run, "--sequences", "1"],
+        ["generate", GOLDEN / "model_path_gate", "--prompt", "A"],
+        ["sweep", tmp_path / "sweep.toml", "--output", swept, "--set", "data.test_reads=20"],
+    ]
+    for arguments in finished:
+        assert run_with_unwritable_log(build, where, *arguments) == 0, arguments
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+    assert json.loads((swept / "table.json").read_text())["runs"][0]["status"] == "done"
+    for command in ("train", "evaluate", "generate", "sweep"):
+        assert run_with_unwritable_log(build, where, command, tmp_path / "none", "--wings") == 2, command
+
+
+def test_training_goes_on_when_nobody_reads_its_log(build, recipe, tmp_path):
+    run = tmp_path / "run"
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run([build / "pathattn", "--threads", "1", "train", recipe, "--output", run], stderr=writer, timeout=120)
+    os.close(writer)
+    assert result.returncode == 0
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+
+
 def test_a_damaged_trainer_file_is_named(call, recipe, tmp_path):
     run = tmp_path / "run"
     call("train", recipe, "--output", run)
