@@ -25,7 +25,7 @@ void run(Arguments& arguments) {
   std::signal(SIGPIPE, SIG_IGN);  // a log that nobody reads any more ends no sweep
   const SweepResult result = run_sweep(plan, arguments.options);
   if (result.signal != 0) throw CLI::RuntimeError(128 + result.signal);
-  if (result.num_failed > 0) throw CLI::RuntimeError(1);
+  if (result.num_failed > 0 || result.num_missing > 0) throw CLI::RuntimeError(1);
 }
 
 }  // namespace
@@ -45,7 +45,8 @@ void add_sweep_command(CLI::App& app) {
       "Examples:\n"
       "  pathattn sweep recipes/state-tracking/sweeps/flip-flop.toml --output runs/flip-flop --side-by-side 2\n"
       "  pathattn sweep recipes/state-tracking/sweeps/mqrar.toml --output runs/mqrar --device cuda --side-by-side 8\n"
-      "Ctrl-C lets every run save a checkpoint; the same command goes on from there. Exit status 1: some runs failed (see table.csv).");
+      "Ctrl-C lets every run save a checkpoint; the same command goes on from there.\n"
+      "Exit status 1: some runs failed (see table.csv), or a figure names a result that no run has.");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -1,9 +1,12 @@
 #include "sweep/figure.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <optional>
+#include <set>
 
 #include "base/error.h"
 #include "base/files.h"
@@ -62,6 +65,8 @@ std::string value_of(const RunResult& result, const std::string& field) {
   return "";
 }
 
+bool is_or_has_part(const std::string& result, const std::string& name) { return name == result || name.starts_with(result + "."); }
+
 struct Point {
   std::string panel, line, x;
   double y;
@@ -72,9 +77,8 @@ std::vector<Point> collect_points(const Figure& figure, const std::vector<RunRes
   for (const RunResult& result : results) {
     for (const std::string& y : figure.y) {
       for (const auto& [name, value] : result.results) {
-        const bool part = name.starts_with(y + ".");
-        if (name != y && !part) continue;
-        const std::string x = !figure.x.empty() ? value_of(result, figure.x) : part ? name.substr(y.size() + 1) : name;
+        if (!is_or_has_part(y, name)) continue;
+        const std::string x = !figure.x.empty() ? value_of(result, figure.x) : name == y ? name : name.substr(y.size() + 1);
         points.push_back({value_of(result, figure.panel), value_of(result, figure.line), x, value});
       }
     }
@@ -225,6 +229,20 @@ void write_figures(const std::vector<Figure>& figures, const std::vector<RunResu
     const std::string svg = draw_figure(figures[i], results);
     if (!svg.empty()) write_file_atomically(output / fmt::format("figure-{}.svg", i + 1), svg);
   }
+}
+
+std::vector<std::string> missing_results(const std::vector<Figure>& figures, const std::vector<RunResult>& results) {
+  const std::vector<std::string> names = result_names(results);
+  std::set<std::string> known;
+  for (const std::string& name : names) known.insert(name.substr(0, name.find('.')));
+  std::vector<std::string> missing;
+  for (size_t i = 0; i < figures.size(); ++i) {
+    for (const std::string& y : figures[i].y) {
+      if (names.empty() || std::any_of(names.begin(), names.end(), [&y](const std::string& name) { return is_or_has_part(y, name); })) continue;
+      missing.push_back(fmt::format("figure {}: no run has a result {}; there are {}", i + 1, y, fmt::join(known, ", ")));
+    }
+  }
+  return missing;
 }
 
 }  // namespace pathattn

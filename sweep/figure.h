@@ -16,4 +16,7 @@ std::string draw_figure(const Figure& figure, const std::vector<RunResult>& resu
 // output/figure-1.svg, figure-2.svg, ...; none as long as no run is done.
 void write_figures(const std::vector<Figure>& figures, const std::vector<RunResult>& results, const std::filesystem::path& output);
 
+// A line for each `y` that no run has although some have results: "figure 1: no run has a result dnse; there are dense, sparse".
+std::vector<std::string> missing_results(const std::vector<Figure>& figures, const std::vector<RunResult>& results);
+
 }  // namespace pathattn

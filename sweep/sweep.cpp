@@ -79,6 +79,12 @@ class Sweep {
       ++result.num_failed;
       say("{} failed: {}\n", folder_of(*run.run, options_.output).string(), run.error);
     }
+    if (signal == 0) {
+      for (const std::string& line : missing_results(plan_.figures, results_)) {
+        ++result.num_missing;
+        say("{}\n", line);
+      }
+    }
     const auto [seconds, tokens] = totals();
     say("{} of {} runs done, {} failed; {:.0f} s in all, {:.3g} trained tokens/s; {}\n", result.num_done, results_.size(), result.num_failed, seconds,
         static_cast<double>(tokens) / seconds, (options_.output / "table.csv").string());

@@ -22,7 +22,8 @@ struct SweepOptions {
 
 struct SweepResult {
   int64_t num_done = 0, num_failed = 0;
-  int signal = 0;  // SIGINT or SIGTERM if it ended the sweep early
+  int64_t num_missing = 0;  // results that figures name and no run has
+  int signal = 0;           // SIGINT or SIGTERM if it ended the sweep early
 };
 
 // Goes on where an earlier sweep in `output` stopped: what is done is skipped, what has begun is resumed, what failed is tried again. Error, before

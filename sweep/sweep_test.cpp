@@ -168,6 +168,16 @@ TEST_F(SweepTest, no_figure_without_results) {
   const SweepPlan plan = load(std::string(kGrid) + "[[figure]]\ny = \"accuracy\"\n");
   write_figures(plan.figures, results(plan), output_);
   EXPECT_FALSE(fs::exists(output_ / "figure-1.svg"));
+  EXPECT_TRUE(missing_results(plan.figures, results(plan)).empty());
+}
+
+TEST_F(SweepTest, a_result_of_a_figure_that_no_run_has_is_named) {
+  const SweepPlan plan = load(std::string(kGrid) + "[[figure]]\ny = \"accuracy\"\n[[figure]]\ny = [\"accuracy.2\", \"dnse\", \"dense\", \"acc\"]\n");
+  finish(plan.runs[0], {{"dense", 0.5}, {"task", "none"}});
+  finish(plan.runs[1], {{"accuracy", {{"2", 99.5}, {"10", 3}}}});
+  const std::string known = "; there are accuracy, dense";
+  EXPECT_EQ(missing_results(plan.figures, results(plan)),
+            (std::vector<std::string>{"figure 2: no run has a result dnse" + known, "figure 2: no run has a result acc" + known}));
 }
 
 }  // namespace

@@ -194,6 +194,17 @@ def test_bad_sweep_is_refused_before_any_run(call, sweep, tmp_path, change, mess
     assert not (tmp_path / "out").exists()
 
 
+def test_misspelt_result_of_a_figure_is_named_and_may_be_put_right(call, sweep, tmp_path):
+    output = tmp_path / "out"
+    sweep.write_text(SWEEP.replace('["in_distribution", "sparse", "dense"]', '"dnse"'))
+    printed = call("sweep", sweep, "--output", output, status=1).stderr
+    assert "figure 1: no run has a result dnse; there are dense, in_distribution, reads, sparse" in printed and "4 of 4 runs done, 0 failed" in printed
+    assert not (output / "figure-1.svg").exists()
+    sweep.write_text(SWEEP)
+    assert "4 of 4 runs are done already" in call("sweep", sweep, "--output", output).stderr
+    assert (output / "figure-1.svg").exists()
+
+
 def test_folder_of_something_else_is_refused(call, sweep, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/notes.txt").write_text("kept")
