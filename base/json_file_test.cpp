@@ -1,8 +1,10 @@
 #include "base/json_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "base/error.h"
+#include "base/error_of.h"
 #include "base/scratch_folder.h"
 
 namespace pathattn {
@@ -31,6 +33,15 @@ TEST(JsonFile, whatever_is_wrong_is_one_error_that_names_the_file) {
     }
   }
   EXPECT_THROW(read_json_object(folder / "missing.json"), Error);
+}
+
+TEST(JsonFile, neither_a_pipe_nor_a_device_is_waited_for) {
+  const ScratchFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "pipe.json").c_str(), 0600), 0);
+  std::filesystem::create_symlink("/dev/zero", folder / "endless.json");
+  for (const char* name : {"pipe.json", "endless.json"}) {
+    EXPECT_EQ(error_of([&] { read_json_object(folder / name); }), fmt::format("cannot read {}: it is not a regular file", folder / name));
+  }
 }
 
 }  // namespace
