@@ -1,12 +1,16 @@
 // The operators on a CPU: kernels/cpu on at::parallel_for, with workspaces from torch's allocator.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/repeat_interleave.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/stick_breaking.h"
@@ -34,18 +38,40 @@ void run(int num_workers, size_t workspace_size, Kernel&& kernel) {
 }
 
 // Factors that lengthen vectors: a tile's keys go through all of its factors, so that errors grow with their product, and results would be wrong long
-// before they overflow (docs/numerics.md). Looked at before anything is written. Inputs' own NaNs pass.
-void check_growth(const KernelInputs& in) {
-  constexpr double kMostInTile = 10, kMostInAll = 100;  // base-2 logarithms
+// before they overflow (docs/numerics.md). Looked at before anything is written. A document's first factor meets no key. Inputs' own NaNs pass.
+// lengths [B]: of the sequences that the tokens continue; undefined where documents begin.
+void check_growth(const KernelInputs& in, const at::Tensor& lengths = {}) {
+  constexpr double kRounding = 0x1p-7, kMostInTile = 10, kMostInAll = 100;  // the limits are base-2 logarithms
   constexpr int64_t kTile = 64;
   if (!in.w.defined() || in.w.numel() == 0) return;
-  const at::Tensor strength = at::linalg_vector_norm(in.w, 2, at::IntArrayRef{-1}).square_().mul_(in.beta);
-  const at::Tensor growth = (strength - 1).abs_().sub_(0x1p-7).clamp_min_(1).log2_().cumsum(1);
-  double in_tile = growth.slice(1, 0, kTile).amax().item<double>();
-  if (growth.size(1) > kTile) in_tile = std::max(in_tile, (growth.slice(1, kTile) - growth.slice(1, 0, -kTile)).amax().item<double>());
-  TORCH_CHECK_VALUE(!(in_tile > kMostInTile || growth.amax().item<double>() > kMostInAll),
-                    "beta * |w|^2 must stay within 0 ... 2 but for a few tokens (normalise w), got values from ", strength.amin().item<double>(),
-                    " to ", strength.amax().item<double>());
+  const at::Tensor square = at::linalg_vector_norm(in.w, 2, at::IntArrayRef{-1}).square_(), strength = square * in.beta;  // [B, T, H]
+  if ((strength - 1).abs_().amax().item<double>() <= 1 + kRounding) return;
+
+  strength.masked_fill_(square.isinf(), INFINITY).nan_to_num_(1, INFINITY, -INFINITY);  // kernels cannot compute with such a w, even where beta is 0
+  const int64_t tokens = in.w.size(1);
+  const at::Tensor start_T = in.cu_seqlens.defined() ? at::repeat_interleave(in.cu_seqlens.slice(0, 0, -1), in.cu_seqlens.diff())
+                                                     : at::zeros({tokens}, at::kLong);  // of each token's document
+  const at::Tensor first_T1 = start_T.eq(at::arange(tokens)).unsqueeze(-1);
+  const at::Tensor growth = (strength - 1).abs_().sub_(kRounding).clamp_min_(1).log2_().clamp_max_(2 * kMostInAll).to(at::kDouble);
+  growth.masked_fill_(lengths.defined() ? first_T1.logical_and(lengths.eq(0).view({-1, 1, 1})) : first_T1, 0);
+  const at::Tensor before = at::constant_pad_nd(growth, {0, 0, 1, 0}).cumsum(1);  // [B, 1 + T, H]
+  const auto most_since = [&](const at::Tensor& since_T) { return (before.slice(1, 1) - before.index_select(1, since_T)).amax().item<double>(); };
+  TORCH_CHECK_VALUE(most_since(start_T) <= kMostInAll && most_since(start_T.maximum(at::arange(1 - kTile, tokens + 1 - kTile))) <= kMostInTile,
+                    "beta * |w|^2 must stay within 0 ... 2 but for a few tokens, and |w|^2 be finite (normalise w), got values from ",
+                    strength.amin().item<double>(), " to ", strength.amax().item<double>());
+}
+
+// Growth over many calls shows when it has left the format's range.
+void check_decoded(const KernelInputs& in, const at::Tensor& o) {
+  if (!in.w.defined() || std::isfinite(o.sum(at::kDouble).item<double>())) return;
+  const auto finite_B = [](const at::Tensor& tensor) { return tensor.isfinite().flatten(1).all(1); };
+  at::Tensor overflown_B = finite_B(o).logical_not_();
+  for (const at::Tensor& input : {in.q, in.k, in.v, in.w, in.beta}) overflown_B.logical_and_(finite_B(input));
+  if (in.g.defined()) overflown_B.logical_and_(in.g.isnan().flatten(1).any(1).logical_not_());
+  TORCH_CHECK_VALUE(
+      !overflown_B.any().item<bool>(),
+      "o is not finite though this call's inputs are: beta * |w|^2 must stay within 0 ... 2 but for a few tokens (normalise w), and the "
+      "inputs of earlier tokens must be finite too; the decoding state is spoilt, begin a new one");
 }
 
 void check_lengths(const DecodingState& state) {
@@ -61,10 +87,10 @@ std::tuple<at::Tensor, at::Tensor> path_attention(const at::Tensor& q, const at:
   const Inputs inputs{q, k, v, w, beta, g, scale, cu_seqlens, gate_scaled};
   check_inputs(inputs);
   const KernelInputs in(inputs);
-  check_growth(in);
   at::Tensor o = new_o(inputs), lse = new_lse(inputs);
   const ForwardArguments arguments = forward_arguments(in, o, lse);
   check_status(check(arguments));  // before anything is measured by cu_seqlens
+  check_growth(in);
   const int workers = available_workers();
   run(workers, cpu::forward_workspace_size(in.problem, in.w.defined(), workers),
       [&](void* workspace, const Executor& executor) { return cpu::forward(arguments, workspace, executor); });
@@ -99,10 +125,10 @@ at::Tensor prefill(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   const KernelInputs in(inputs);
   const DecodingState state = kernel_state(tensors, in.problem.query_heads);
   check_lengths(state);
-  check_growth(in);
   at::Tensor o = new_o(inputs), lse = new_lse(inputs);
   const ForwardArguments arguments = forward_arguments(in, o, lse);
   check_status(check(arguments));  // before anything is measured by cu_seqlens
+  check_growth(in);
   const int workers = available_workers();
   run(workers, cpu::prefill_workspace_size(in.problem, in.w.defined(), workers),
       [&](void* workspace, const Executor& executor) { return cpu::prefill(arguments, state, workspace, executor); });
@@ -121,12 +147,13 @@ at::Tensor decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   const KernelInputs in(inputs);
   const DecodingState state = kernel_state(tensors, in.problem.query_heads);
   check_lengths(state);
-  check_growth(in);
+  check_growth(in, lengths);
   at::Tensor o = new_o(inputs);
   const ForwardArguments arguments = forward_arguments(in, o);
   const int workers = available_workers();
   run(workers, cpu::decode_workspace_size(in.problem, state, workers),
       [&](void* workspace, const Executor& executor) { return cpu::decode(arguments, state, workspace, executor); });
+  check_decoded(in, o);
   return o;
 }
 

@@ -37,8 +37,9 @@ at::Tensor prefill(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
                    const std::optional<at::Tensor>& beta, const std::optional<at::Tensor>& g, std::optional<double> scale,
                    const std::optional<at::Tensor>& cu_seqlens, bool gate_scaled, DecodingTensors& state);
 
-// T new tokens for each of the state's sequences, B = sequences. Returns o. No autograd. A refused call leaves the state as it was. On a CUDA device
-// tokens that do not fit are not refused: they are not kept, and their o is NaN.
+// T new tokens for each of the state's sequences, B = sequences. Returns o. No autograd. A refused call leaves the state as it was, but for one whose
+// o is not finite though its inputs are (docs/numerics.md): that state is spoilt. On a CUDA device tokens that do not fit are not refused: they are
+// not kept, and their o is NaN.
 at::Tensor decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& w,
                   const std::optional<at::Tensor>& beta, const std::optional<at::Tensor>& g, std::optional<double> scale, bool gate_scaled,
                   DecodingTensors& state);

@@ -39,8 +39,8 @@ def path_attention(
     Args:
         q, k, v: queries, keys and values; the module's documentation has the shapes.
         w, beta: directions and strengths of the Householder factors, both or neither (then plain causal attention). w is used as given: normalise
-            it. Results are guaranteed while ``0 <= beta * |w|^2 <= 2 + 2**-7``; outside for more than a few tokens it is a ValueError (a CUDA device
-            does not look: its results are then wrong or not finite).
+            it. Results are guaranteed while ``0 <= beta * |w|^2 <= 2 + 2**-7``; outside for more than a few tokens of a document, or where
+            ``|w|^2`` overflows, it is a ValueError (a CUDA device does not look: its results are then wrong or not finite).
         g: natural logarithm of the forget gate, at most 0 (PaTH-FoX).
         scale: of the scores; K ** -0.5 unless given.
         cu_seqlens: int32 or int64 [documents + 1], from 0 to T, never decreasing: packed documents, with B = 1. Nothing crosses their bounds.
@@ -165,8 +165,10 @@ def decode(
 ) -> Tensor:
     """T new tokens for each of ``state``'s sequences, B = sequences: these rows of `path_attention` over everything so far. No gradient flows.
 
-    Arguments, result and errors are those of `path_attention`; an error (a full state among them) leaves ``state`` as it was. On a CUDA device a full state is
-    not refused: tokens that do not fit are not kept, and their rows are NaN.
+    Arguments, result and errors are those of `path_attention`; an error (a full state among them) leaves ``state`` as it was, but for one: on a CPU,
+    where each call sees only its own tokens' ``beta * |w|^2``, growth over many calls is a ValueError once the result is no longer finite though the
+    call's inputs are, and ``state`` is then spoilt. On a CUDA device a full state is not refused: tokens that do not fit are not kept, and their rows
+    are NaN.
     """
     return torch.ops.pathattn.decode(q, k, v, *_in_compute_type(q, w, beta, g), *state._tensors, scale=scale, gate_scaled=gate_scaled)
 

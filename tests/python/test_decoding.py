@@ -103,6 +103,24 @@ def test_a_state_without_room_takes_no_token(gate):
         pathattn.decode(**inputs, state=state)
 
 
+def test_P27_growth_over_many_steps_ends_in_an_error():
+    inputs = random_inputs(2, 200, 1, 1, 16, 16, gate=False, dtype=torch.float32)
+    inputs["beta"].fill_(2.1)
+    inputs["w"][1] *= 3
+    state = new_state(inputs, 200)
+    with pytest.raises(ValueError, match=r"o is not finite .* beta \* \|w\|\^2 must stay within 0 \.\.\. 2"):
+        for t in range(200):
+            assert pathattn.decode(**rows(inputs, t, t + 1), state=state).isfinite().all()
+
+
+def test_P27_an_input_that_is_no_number_is_no_growth():
+    inputs = random_inputs(2, 4, 1, 1, 16, 16, dtype=torch.float32)
+    inputs["w"][1, 3] = float("nan")
+    inputs["g"][0, 3] = -float("inf")
+    o = pathattn.decode(**inputs, state=new_state(inputs, 4))
+    assert o[0].isfinite().all() and o[1, 3].isnan().all()
+
+
 def test_a_damaged_state_is_refused():
     inputs = random_inputs(1, 4, 2, 1, 16, 16)
     state = new_state(inputs, 8)

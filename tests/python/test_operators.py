@@ -104,6 +104,60 @@ def test_P27_growing_factors_are_refused(tokens, width, norm):
     assert state.lengths.tolist() == [0]
 
 
+def unit_inputs(tokens, width=16):
+    torch.manual_seed(0)
+    q, k, v, w = (torch.randn(1, tokens, 1, width) for _ in range(4))
+    return dict(q=q, k=k, v=v, w=torch.nn.functional.normalize(w, dim=-1), beta=torch.ones(1, tokens, 1))
+
+
+@pytest.mark.parametrize("length, strength", [(64, 2.1), (8, 3), (1, 1e30)])
+def test_P27_packed_documents_grow_each_by_itself(length, strength):
+    inputs = unit_inputs(1280)
+    inputs["beta"] *= strength
+    cu_seqlens = torch.arange(0, 1281, length)
+    o = pathattn.path_attention(**inputs, cu_seqlens=cu_seqlens)
+    for first in (0, 1280 - length):
+        assert torch.equal(o[:, first : first + length], pathattn.path_attention(**rows(inputs, first, first + length)))
+    state = new_state(inputs, length, len(cu_seqlens) - 1)
+    assert torch.equal(o, pathattn.prefill(**inputs, cu_seqlens=cu_seqlens, state=state))
+    if length > 1:
+        inputs["beta"][:, 5 * length : 6 * length] = 4
+        with pytest.raises(ValueError, match="normalise w"):
+            pathattn.path_attention(**inputs, cu_seqlens=cu_seqlens)
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_P27_no_key_meets_a_document_s_first_factor(tokens):
+    inputs = unit_inputs(tokens)
+    expected = pathattn.path_attention(**inputs)
+    assert torch.equal(expected[:, 0], inputs["v"][:, 0])
+    inputs["w"][:, 0] *= 1e30
+    assert torch.equal(pathattn.path_attention(**inputs), expected)
+    state = new_state(inputs, 2 * tokens)
+    pathattn.decode(**inputs, state=state)
+    with pytest.raises(ValueError, match="normalise w"):
+        pathattn.decode(**inputs, state=state)  # no longer the first
+    assert state.lengths.tolist() == [tokens]
+
+
+def test_P27_a_nan_hides_no_growth():
+    inputs = {name: torch.cat([x, x]) for name, x in unit_inputs(64).items()}
+    inputs["w"][0, 10] = float("nan")
+    assert pathattn.path_attention(**inputs)[1].isfinite().all()
+    inputs["beta"][1] = 2.5
+    with pytest.raises(ValueError, match="normalise w"):
+        pathattn.path_attention(**inputs)
+
+
+def test_P27_w_beyond_the_format_is_refused_even_where_beta_is_zero():
+    inputs = unit_inputs(20)
+    inputs["beta"].zero_()
+    plain = pathattn.path_attention(inputs["q"], inputs["k"], inputs["v"])
+    torch.testing.assert_close(pathattn.path_attention(**inputs | {"w": inputs["w"] * 1e15}), plain, atol=1e-6, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"\|w\|\^2 be finite \(normalise w\)"):
+        pathattn.path_attention(**inputs | {"w": inputs["w"] * 1e20})
+
+
 def test_P32_gradients_of_w_beta_g_are_full_float32():
     inputs = random_inputs(1, 70, 2, 1, 16, 16, dtype=torch.bfloat16)
     for name, gradient in gradients(attend, inputs, torch.randn(1, 70, 2, 16)).items():
