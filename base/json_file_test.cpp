@@ -12,16 +12,22 @@ namespace {
 
 TEST(JsonFile, an_object_is_read) {
   const ScratchFolder folder;
-  folder.write("a.json", R"({"a": [1, {"b": null}], "c": 2.5})");
-  EXPECT_EQ(read_json_object(folder / "a.json"), (nlohmann::json{{"a", {1, {{"b", nullptr}}}}, {"c", 2.5}}));
+  folder.write("a.json", R"({"a": [1, {"b": null}, {"b": null}], "c": 2.5, "b": {"a": {"a": 1}}})");
+  EXPECT_EQ(read_json_object(folder / "a.json"),
+            (nlohmann::json{{"a", {1, {{"b", nullptr}}, {{"b", nullptr}}}}, {"c", 2.5}, {"b", {{"a", {{"a", 1}}}}}}));
 }
 
 TEST(JsonFile, whatever_is_wrong_is_one_error_that_names_the_file) {
   const ScratchFolder folder;
   const std::string deep = "{\"a\":" + std::string(200'000, '[') + std::string(200'000, ']') + "}";
-  const std::pair<std::string, const char*> faults[] = {
-      {"", "not valid JSON"}, {"{\"a\": 1", "not valid JSON"},   {"{\"a\": \"\xC3\x28\"}", "not valid JSON"}, {"[1]", "not array"},
-      {"3", "not number"},    {deep, "nested more than 64 deep"}};
+  const std::pair<std::string, const char*> faults[] = {{"", "not valid JSON"},
+                                                        {"{\"a\": 1", "not valid JSON"},
+                                                        {"{\"a\": \"\xC3\x28\"}", "not valid JSON"},
+                                                        {"[1]", "not array"},
+                                                        {"3", "not number"},
+                                                        {R"({"a": 1, "a": 1})", "the field \"a\" appears twice"},
+                                                        {R"({"b": [{"a": {}, "c": 1, "a": 1}]})", "the field \"a\" appears twice"},
+                                                        {deep, "nested more than 64 deep"}};
   for (const auto& [text, fault] : faults) {
     folder.write("a.json", text);
     try {
@@ -30,6 +36,7 @@ TEST(JsonFile, whatever_is_wrong_is_one_error_that_names_the_file) {
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find(folder / "a.json"), std::string::npos) << error.what();
       EXPECT_NE(std::string(error.what()).find(fault), std::string::npos) << error.what();
+      EXPECT_EQ(std::string(error.what()).find("exception"), std::string::npos) << error.what();
     }
   }
   EXPECT_THROW(read_json_object(folder / "missing.json"), Error);
