@@ -16,6 +16,12 @@ namespace pathattn {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+namespace {
+
+std::string text_of(const json& fields, const std::string& key) { return fields.contains(key) ? fields[key].dump() : "not given"; }
+
+}  // namespace
+
 RunLock::RunLock(const fs::path& run) {
   if (run.empty()) fail("--output is empty: name a folder for the run");
   std::error_code error;
@@ -50,12 +56,12 @@ void refuse_changed_recipe(const json& then, const json& now) {
     for (const auto& [key, value] : fields.items()) keys.insert(key);
   }
   for (const std::string& key : keys) {
-    const json old_value = old_fields.value(key, json("not given")), new_value = new_fields.value(key, json("not given"));
-    if (old_value == new_value || kMayChange.contains(key)) continue;
+    const bool kept = old_fields.contains(key) && new_fields.contains(key) && old_fields[key] == new_fields[key];
+    if (kept || kMayChange.contains(key)) continue;
     std::string name = key.substr(1);
     std::replace(name.begin(), name.end(), '/', '.');
-    fail("{} was {} in this run and is {} now: put it back, choose another --output, or add --allow-changes", name, old_value.dump(),
-         new_value.dump());
+    fail("{} was {} in this run and is {} now: put it back, choose another --output, or add --allow-changes", name, text_of(old_fields, key),
+         text_of(new_fields, key));
   }
 }
 
