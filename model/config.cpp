@@ -1,7 +1,6 @@
 #include "model/config.h"
 
 #include <initializer_list>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -19,6 +18,8 @@ constexpr int64_t kMaxSize = int64_t{1} << 24;  // of any one count, so that pro
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kMaxConvSize = 64;
+constexpr double kMaxNormEps = 1;
+constexpr double kMaxRopeTheta = 1e12;
 
 std::vector<std::string> kind_names() {
   std::vector<std::string> names;
@@ -44,11 +45,11 @@ class Fields {
     return value.get<int64_t>();
   }
 
-  double positive(const std::string& key, double fallback) const {
+  double positive(const std::string& key, double fallback, double high) const {
     if (!has(key)) return fallback;
     const json& value = values_[key];
-    if (!value.is_number() || !(value.get<double>() > 0) || value.get<double>() > std::numeric_limits<double>::max())
-      fail("{}: {} is {}, it must be a positive number", where_, key, value.dump());
+    if (!value.is_number() || !(value.get<double>() > 0) || value.get<double>() > high)
+      fail("{}: {} is {}, it must be a positive number, at most {:g}", where_, key, value.dump(), high);
     return value.get<double>();
   }
 
@@ -93,12 +94,16 @@ void read_common(const Fields& fields, const char* heads, const char* kv_heads, 
   config.num_layers = fields.integer("num_hidden_layers", {}, 1, kMaxLayers);
   config.num_heads = fields.integer(heads, {}, 1);
   config.num_kv_heads = fields.integer(kv_heads, config.num_heads, 1);
-  config.norm_eps = fields.positive(eps, 1e-6);
+  config.norm_eps = fields.positive(eps, 1e-6, kMaxNormEps);
   config.tie_word_embeddings = fields.boolean("tie_word_embeddings", false);
   if (fields.has("bos_token_id")) config.bos_token_id = fields.integer("bos_token_id", {}, 0);
   if (fields.has("eos_token_id")) config.eos_token_id = fields.integer("eos_token_id", {}, 0);
   fields.only("hidden_act", {"silu", "swish"});
   fields.only("quantization_config", {});
+  fields.only("rope_scaling", {});
+  fields.only("attention_bias", {false});
+  fields.only("mlp_bias", {false});
+  fields.only("head_dim", {config.hidden_size / config.num_heads});
 }
 
 // What the public package's two models have in common.
@@ -140,18 +145,14 @@ void read_llama(const Fields& fields, ModelConfig& config) {
   read_common(fields, "num_attention_heads", "num_key_value_heads", "rms_norm_eps", config);
   config.kind = AttentionKind::kRope;
   config.intermediate_size = fields.integer("intermediate_size", {}, 1);
-  config.rope_theta = fields.positive("rope_theta", 10000);
+  config.rope_theta = fields.positive("rope_theta", 10000, kMaxRopeTheta);
   if (fields.has("rope_parameters")) {
     const Fields rope(fields.object("rope_parameters"), fields.where() + ": rope_parameters");
     rope.only("rope_type", {"default"});
     rope.only("partial_rotary_factor", {1.0});
-    config.rope_theta = rope.positive("rope_theta", config.rope_theta);
+    config.rope_theta = rope.positive("rope_theta", config.rope_theta, kMaxRopeTheta);
   }
-  fields.only("rope_scaling", {});
-  fields.only("attention_bias", {false});
-  fields.only("mlp_bias", {false});
   fields.only("pretraining_tp", {1});
-  fields.only("head_dim", {config.hidden_size / config.num_heads});
 }
 
 // Models that no public package computes.
@@ -277,7 +278,7 @@ ModelConfig model_config_from_recipe(Recipe& recipe, int64_t vocabulary_size) {
   if (config.num_kv_heads == 0) config.num_kv_heads = config.num_heads;
   config.intermediate_size = recipe.integer("model.intermediate_size", 0, 0, kMaxSize);
   if (config.intermediate_size == 0) config.intermediate_size = default_intermediate_size(config.hidden_size);
-  config.norm_eps = recipe.number("model.norm_eps", 1e-6, 1e-12, 1);
+  config.norm_eps = recipe.number("model.norm_eps", 1e-6, 1e-12, kMaxNormEps);
   config.tie_word_embeddings = recipe.boolean("model.tie_word_embeddings", false);
   if (config.has_w()) {
     config.low_rank_w = recipe.boolean("model.low_rank_w", true);
@@ -291,7 +292,7 @@ ModelConfig model_config_from_recipe(Recipe& recipe, int64_t vocabulary_size) {
     config.qkv_bias = recipe.boolean("model.qkv_bias", false);
     config.output_gate = recipe.boolean("model.output_gate", false);
   }
-  if (config.kind == AttentionKind::kRope) config.rope_theta = recipe.number("model.rope_theta", 10000, 1, 1e12);
+  if (config.kind == AttentionKind::kRope) config.rope_theta = recipe.number("model.rope_theta", 10000, 1, kMaxRopeTheta);
   config.check(recipe.name() + ": [model]");
   return config;
 }

@@ -92,6 +92,12 @@ TEST(ModelConfig, errors_name_file_field_and_value) {
       {with(path, "hidden_size", 4096), "heads of width 1024, at most 256"},
       {with(path, "num_kv_heads", 3), "4 heads are not a multiple of the 3"},
       {with(path, "norm_eps", 0), "norm_eps is 0"},
+      {with(path, "norm_eps", 1e308), "norm_eps is 1e+308, it must be a positive number, at most 1"},
+      {with(path, "norm_eps", 4'600'000'000'000'000'000), "norm_eps is 4600000000000000000"},
+      {with(path, "rope_scaling", {{"type", "linear"}}), "rope_scaling = {\"type\":\"linear\"} is not supported"},
+      {with(path, "attention_bias", true), "attention_bias = true is not supported"},
+      {with(path, "mlp_bias", true), "mlp_bias = true is not supported"},
+      {with(path, "head_dim", 32), "head_dim = 32 is not supported, only 16 is"},
       {with(path, "tie_word_embeddings", "no"), "tie_word_embeddings is \"no\""},
       {with(path, "hidden_act", "gelu"), "hidden_act = \"gelu\" is not supported"},
       {with(path, "elementwise_affine", false), "elementwise_affine = false is not supported"},
@@ -113,6 +119,7 @@ TEST(ModelConfig, llama_options_we_do_not_have_are_refused) {
   const json llama = rope.to_json();
   EXPECT_NE(error_of(with(llama, "rope_scaling", {{"type", "linear"}})).find("rope_scaling"), std::string::npos);
   EXPECT_NE(error_of(with(llama, "rope_parameters", {{"rope_type", "yarn"}})).find("rope_type = \"yarn\""), std::string::npos);
+  EXPECT_NE(error_of(with(llama, "rope_theta", 1e17)).find("rope_theta is 1e+17"), std::string::npos);
   EXPECT_NE(error_of(with(llama, "attention_bias", true)).find("attention_bias"), std::string::npos);
   EXPECT_NE(error_of(with(llama, "head_dim", 32)).find("head_dim = 32 is not supported, only 16"), std::string::npos);
   const json newer = with(llama, "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e6}});
