@@ -24,7 +24,9 @@ void run(const Arguments& arguments) {
     fail("{}: input_ids must be I64 of shape [batch, tokens] and not empty", arguments.input);
   const LanguageModel model = arguments.model.load(find_model_directory(arguments.model.path));
   model.check_tokens(tokens_BT, arguments.input + ": input_ids");
-  save_tensors(arguments.output, {{"logits", model.forward(tokens_BT)}});
+  const at::Tensor logits_BTV = model.forward(tokens_BT);
+  check_logits(logits_BTV);
+  save_tensors(arguments.output, {{"logits", logits_BTV}});
 }
 
 }  // namespace

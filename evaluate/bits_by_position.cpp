@@ -23,6 +23,7 @@ nlohmann::ordered_json evaluate_bits_by_position(const LanguageModel& model, con
     const int64_t count = std::min(rows_at_once, num_windows - row);
     const at::Tensor targets_BT = windows.targets.narrow(0, row, count);
     const at::Tensor logits_BTV = model.forward(windows.tokens.narrow(0, row, count));
+    check_logits(logits_BTV);
     const at::Tensor nats =
         at::cross_entropy_loss(logits_BTV.flatten(0, 1), targets_BT.flatten().to(model.device()), {}, at::Reduction::None, kIgnoreTarget);
     nats_T += nats.view({count, length}).sum(0, /*keepdim=*/false, at::kDouble).cpu();

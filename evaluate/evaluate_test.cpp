@@ -125,6 +125,31 @@ TEST(Evaluate, tasks_count_what_their_targets_say) {
   }
 }
 
+TEST(Evaluate, nothing_counted_is_an_error) {
+  const Mqrar mqrar({.n_back = 4, .num_keys = 32, .num_values = 32}, 10);
+  const auto expect_error = [](const std::string& what, const std::function<void()>& evaluate) {
+    EXPECT_EQ(error_of(evaluate), "no " + what + " in these sequences: raise --sequences or train.tokens");
+  };
+  expect_error("key that recurs", [&] { evaluate_mqrar(tiny_model(mqrar.vocabulary_size()), mqrar, 3); });
+  expect_error("product that is \"moved\"", [] { evaluate_swap_identity(tiny_model(kNumSwapTokens), SwapIdentity(1), 1); });
+}
+
+TEST(Evaluate, weights_that_are_no_numbers_are_named) {
+  for (const double value : {std::nan(""), HUGE_VAL}) {
+    const LanguageModel bytes = tiny_model(256), flip_flop = tiny_model(kNumFlipFlopTokens);
+    for (const LanguageModel* model : {&bytes, &flip_flop}) {
+      for (const auto& [name, parameter] : model->named_parameters()) {
+        if (name == "model.norm.weight") parameter.detach().fill_(value);
+      }
+    }
+    const auto expect_error = [](const std::function<void()>& evaluate) {
+      EXPECT_NE(error_of(evaluate).find("the logit of token 0 at position 0 is not a number but "), std::string::npos);
+    };
+    expect_error([&] { evaluate_bits_by_position(bytes, random_batch(2, 16, 256), {0, 16}); });
+    expect_error([&] { evaluate_flip_flop(flip_flop, FlipFlop(), 0, 5); });
+  }
+}
+
 TEST(Evaluate, a_model_of_another_task_is_refused) {
   const LanguageModel model = tiny_model(7);
   const auto expect_refusal = [](const std::function<void()>& evaluate) {

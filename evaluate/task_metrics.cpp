@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/progress.h"
@@ -22,12 +23,20 @@ int64_t rows_at_once(const SyntheticTask& task) { return std::max<int64_t>(1, kT
 // [B, T] on the CPU.
 at::Tensor likeliest_tokens(const LanguageModel& model, const at::Tensor& tokens_BT) {
   at::NoGradGuard no_grad;
-  return model.forward(tokens_BT).argmax(-1).cpu();
+  const at::Tensor logits_BTV = model.forward(tokens_BT);
+  check_logits(logits_BTV);
+  return logits_BTV.argmax(-1).cpu();
 }
 
 void check_vocabulary(const LanguageModel& model, const SyntheticTask& task) {
   if (model.config().vocabulary_size == task.vocabulary_size()) return;
   fail("the model has {} tokens, the task {}: evaluate it on what it was trained on", model.config().vocabulary_size, task.vocabulary_size());
+}
+
+// percent() for a result, where nothing counted is no result.
+double percent_of(const ErrorCount& errors, std::string_view what) {
+  if (errors.counted == 0) fail("no {} in these sequences: raise --sequences or train.tokens", what);
+  return errors.percent();
 }
 
 void for_test_batches(const SyntheticTask& task, const char* name, int64_t num_sequences, const std::function<void(const Batch&)>& count) {
@@ -59,9 +68,10 @@ json evaluate_flip_flop(const LanguageModel& model, const FlipFlop& language, in
       const int64_t count = num_sequences > 0 ? std::min(rows, num_sequences - first) : rows;
       const ErrorCount more = count_errors(model, test_language.sequences(kTestSeed, kTest, first, count));
       errors = {.wrong = errors.wrong + more.wrong, .counted = errors.counted + more.counted};
-      progress.update(num_sequences > 0 ? first + count : std::min(errors.counted, test_reads), fmt::format("error {:.3f} %", errors.percent()));
+      progress.update(num_sequences > 0 ? first + count : std::min(errors.counted, test_reads),
+                      errors.counted == 0 ? "" : fmt::format("error {:.3f} %", errors.percent()));
     }
-    results[set.name] = errors.percent();
+    results[set.name] = percent_of(errors, "read");
     reads[set.name] = errors.counted;
   }
   results["reads"] = reads;
@@ -88,7 +98,7 @@ json evaluate_mqrar(const LanguageModel& model, const Mqrar& task, int64_t num_s
     const ErrorCount more = count_errors(model, batch);
     errors = {.wrong = errors.wrong + more.wrong, .counted = errors.counted + more.counted};
   });
-  return {{"accuracy", 100 - errors.percent()}, {"recalls", errors.counted}};
+  return {{"accuracy", 100 - percent_of(errors, "key that recurs")}, {"recalls", errors.counted}};
 }
 
 json evaluate_swap_identity(const LanguageModel& model, const SwapIdentity& task, int64_t num_sequences) {
@@ -105,7 +115,7 @@ json evaluate_swap_identity(const LanguageModel& model, const SwapIdentity& task
   });
   json accuracy, products;
   for (size_t i = 0; i < std::size(answers); ++i) {
-    accuracy[answers[i].first] = 100 - errors[i].percent();
+    accuracy[answers[i].first] = 100 - percent_of(errors[i], fmt::format("product that is \"{}\"", answers[i].first));
     products[answers[i].first] = errors[i].counted;
   }
   return {{"accuracy", accuracy}, {"products", products}};

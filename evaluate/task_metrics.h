@@ -1,4 +1,5 @@
-// How well a model does a synthetic task: one function for each kind of data/, on test sequences that training never sees. Shares are in %.
+// How well a model does a synthetic task: one function for each kind of data/, on test sequences that training never sees. Shares are in %, and an
+// error where nothing is counted.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ namespace pathattn {
 
 struct ErrorCount {
   int64_t wrong = 0, counted = 0;
-  double percent() const { return counted == 0 ? 0 : 100.0 * static_cast<double>(wrong) / static_cast<double>(counted); }
+  double percent() const { return 100.0 * static_cast<double>(wrong) / static_cast<double>(counted); }  // of what was counted
 };
 
 // Counted targets of `batch`, and those that are not the model's likeliest token.

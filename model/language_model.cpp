@@ -13,6 +13,8 @@
 
 #include <fmt/ranges.h>
 
+#include <cmath>
+
 #include "base/error.h"
 #include "model/parameters.h"
 #include "model/rotary.h"
@@ -158,6 +160,15 @@ at::Tensor LanguageModel::step(const at::Tensor& tokens_BT, LanguageState& state
   check_tokens(tokens_BT);
   check_room(state, tokens_BT.size(0), tokens_BT.size(1));
   return run(tokens_BT, std::nullopt, &state, Pass::kDecode);
+}
+
+void check_logits(const at::Tensor& logits_BTV) {
+  if (std::isfinite(logits_BTV.sum().item<double>())) return;
+  const at::Tensor wrong = logits_BTV.isfinite().logical_not_().nonzero().cpu();
+  if (wrong.size(0) == 0) return;
+  const int64_t row = wrong[0][0].item<int64_t>(), position = wrong[0][1].item<int64_t>(), token = wrong[0][2].item<int64_t>();
+  fail("the logit of token {} at position {} is not a number but {}: the model's weights are damaged or its training diverged", token, position,
+       logits_BTV[row][position][token].item<double>());
 }
 
 }  // namespace pathattn

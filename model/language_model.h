@@ -75,4 +75,7 @@ class LanguageModel {
   at::Tensor embedding_, norm_, lm_head_;
 };
 
+// Error that names the first logit [B, T, V] that is infinite or not a number.
+void check_logits(const at::Tensor& logits_BTV);
+
 }  // namespace pathattn

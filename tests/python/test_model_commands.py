@@ -33,6 +33,21 @@ def test_a_token_outside_the_vocabulary_is_named_with_its_position(call, tmp_pat
     assert not (tmp_path / "logits.safetensors").exists()
 
 
+def test_weights_that_are_no_numbers_are_named(call, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(GOLDEN / "model_path", model)
+    weights = model / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    (size,) = struct.unpack("<Q", data[:8])
+    begin, end = json.loads(data[8 : 8 + size])["model.norm.weight"]["data_offsets"]
+    data[8 + size + begin : 8 + size + end] = struct.pack("<f", float("nan")) * ((end - begin) // 4)
+    weights.write_bytes(data)
+    write_ids(tmp_path / "ids.safetensors", [1, 2, 3])
+    result = call("logits", model, "--input", tmp_path / "ids.safetensors", "--output", tmp_path / "logits.safetensors", status=2)
+    assert "the logit of token 0 at position 0 is not a number but nan: the model's weights are damaged" in result.stderr
+    assert not (tmp_path / "logits.safetensors").exists()
+
+
 def test_generate_continues_and_the_seed_decides(call):
     arguments = ["generate", GOLDEN / "model_path_gate", "--prompt", "IF X > 0", "--max-new-tokens", 30, "--seed"]
     first = call(*arguments, 1).stdout
