@@ -1,8 +1,12 @@
 // pathattn evaluate
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <map>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/error.h"
@@ -31,6 +35,17 @@ struct Arguments {
   int64_t num_sequences = 0, num_windows = 128;
   std::vector<int64_t> positions = {128, 256, 512, 1024, 1536, 2048};
 };
+
+// Refuses before the evaluation what could not be written after it. Folders that are missing are made then.
+void check_output(const fs::path& file) {
+  if (!file.has_filename() || fs::is_directory(file)) fail("--output {} is a folder: name the file to write", file.string());
+  fs::path folder = fs::absolute(file).parent_path();
+  while (!fs::exists(folder)) folder = folder.parent_path();
+  if (!fs::is_directory(folder)) fail("--output {} cannot be written: {} is not a folder", file.string(), folder.string());
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    fail("--output {} cannot be written into {}: {}", file.string(), folder.string(), std::generic_category().message(errno));
+  }
+}
 
 // The training that made the model, if it lies in a checkpoint; an empty object otherwise.
 json read_training(const fs::path& directory) {
@@ -82,6 +97,7 @@ void print_table(const json& result) {
 }
 
 void run(const Arguments& arguments) {
+  if (!arguments.output.empty()) check_output(arguments.output);
   const fs::path directory = find_model_directory(arguments.model.path);
   json training = read_training(directory);
   Recipe recipe = find_recipe(arguments, directory, training);
@@ -94,12 +110,12 @@ void run(const Arguments& arguments) {
   training["parameters"] = num_parameters(model.config());
   result["run"] = training;
 
+  print_table(result);  // first, so that it is seen even if nothing can be written
   const std::string text = result.dump(2) + "\n";
   if (arguments.output.empty())
     write_standard_output(text);
   else
     write_file_atomically(arguments.output, text);
-  print_table(result);
 }
 
 }  // namespace

@@ -330,6 +330,30 @@ def test_training_goes_on_when_nobody_reads_its_log(build, recipe, tmp_path):
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
 
 
+def test_evaluate_looks_at_its_output_first(call, recipe, tmp_path):
+    run, short = tmp_path / "run", ["--sequences", 1]
+    call("train", recipe, "--output", run, "--set", "train.steps=1")
+    (tmp_path / "file").write_text("")
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    cases = [(tmp_path, "is a folder"), (f"{tmp_path}/new/", "is a folder"), (tmp_path / "file/out.json", "is not a folder")]
+    if not os.access(locked, os.W_OK):  # root may write anywhere
+        cases.append((locked / "new/out.json", f"cannot be written into {locked}: Permission denied"))
+    for output, message in cases:
+        refusal = call("evaluate", run, *short, "--output", output, status=2).stderr
+        assert refusal.startswith(f"pathattn: --output {output} ") and message in refusal and len(refusal.splitlines()) == 1
+    call("evaluate", run, *short, "--output", tmp_path / "new/folder/out.json")
+    assert json.loads((tmp_path / "new/folder/out.json").read_text())["task"] == "flip_flop"
+
+
+def test_evaluate_prints_its_table_even_if_nothing_can_be_written(build, call, recipe, tmp_path):
+    run = tmp_path / "run"
+    call("train", recipe, "--output", run, "--set", "train.steps=1")
+    limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))}
+    result = call("evaluate", run, "--sequences", 1, "--output", tmp_path / "out.json", status=2, **limit)
+    assert "test set          error" in result.stderr and "File too large" in last_line(result)
+
+
 def test_a_damaged_trainer_file_is_named(call, recipe, tmp_path):
     run = tmp_path / "run"
     call("train", recipe, "--output", run)
