@@ -26,8 +26,16 @@ namespace {
 
 constexpr std::chrono::milliseconds kBetweenLooks{200};
 
+bool holds_ended_run(const fs::path& output) {
+  std::error_code error;  // there may be no runs/
+  for (const fs::directory_entry& run : fs::directory_iterator(output / "runs", error)) {
+    if (fs::exists(run.path() / "outcome.json", error)) return true;
+  }
+  return false;
+}
+
 void refuse_foreign_folder(const fs::path& output) {
-  if (fs::is_empty(output) || fs::exists(output / "table.json")) return;
+  if (fs::is_empty(output) || fs::exists(output / "table.json") || holds_ended_run(output)) return;
   fail("{} is not empty and holds no sweep: choose another --output", output.string());
 }
 

@@ -205,6 +205,15 @@ def test_misspelt_result_of_a_figure_is_named_and_may_be_put_right(call, sweep, 
     assert (output / "figure-1.svg").exists()
 
 
+def test_sweep_whose_table_is_gone_goes_on(call, sweep, tmp_path):
+    output = tmp_path / "out"
+    call("sweep", sweep, "--output", output)
+    for table in ("table.json", "table.csv"):
+        (output / table).unlink()
+    assert "4 of 4 runs are done already" in call("sweep", sweep, "--output", output).stderr
+    assert statuses(output) == dict.fromkeys(NAMES, "done")
+
+
 def test_folder_of_something_else_is_refused(call, sweep, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/notes.txt").write_text("kept")
