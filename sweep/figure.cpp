@@ -102,9 +102,13 @@ Data gather(const Figure& figure, const std::vector<RunResult>& results) {
   return data;
 }
 
+// Control characters, which XML has no way to write, become spaces.
 std::string escaped(const std::string& text) {
   std::string safe;
-  for (const char c : text) safe += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : std::string(1, c);
+  for (const char c : text) {
+    const bool control = static_cast<unsigned char>(c) < 0x20;
+    safe += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : std::string(1, control ? ' ' : c);
+  }
   return safe;
 }
 

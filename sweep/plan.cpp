@@ -26,6 +26,14 @@ std::string short_name(const std::string& field, const json& value) {
   return name;
 }
 
+// Numbers are equal however they are written: 1 and 1.0 would train the same run under two names.
+void refuse_equal_values(const std::string& where, const json& values) {
+  for (auto value = values.begin(); value != values.end(); ++value) {
+    const auto equal = std::find(values.begin(), value, *value);
+    if (equal != value) fail("{} has {} and {}, which are equal: give each value once", where, equal->dump(), value->dump());
+  }
+}
+
 Fields read_grid(Recipe& sweep) {
   Fields grid = sweep.fields("grid");
   if (grid.empty()) fail("{}: there is no [grid]: write lists of values, for example train.seed = [1, 2, 3]", sweep.name());
@@ -34,6 +42,7 @@ Fields read_grid(Recipe& sweep) {
     if (!values.is_array() || values.empty()) fail("{}: grid.{} = {} must be a list of values", sweep.name(), field, values.dump());
     num_runs *= values.size();
     if (num_runs > kMostRuns) fail("{}: the grid has more than {} runs: split it", sweep.name(), kMostRuns);
+    refuse_equal_values(fmt::format("{}: grid.{}", sweep.name(), field), values);
   }
   return grid;
 }

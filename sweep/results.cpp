@@ -104,6 +104,8 @@ RunResult read_result(const SweepRun& run, const fs::path& output) {
   if (outcome.value("status", json()) == "failed") {
     result.status = "failed";
     result.error = outcome.value("error", json()).is_string() ? outcome["error"].get<std::string>() : "";
+    const LoggedProgress logged = logged_progress(run, output);  // run.json is of the training's begin
+    if (logged.step > 0) result.training.update({{"step", logged.step}, {"tokens", logged.tokens}});
     return result;
   }
   result.evaluation = read_if_whole(folder / "evaluation.json");

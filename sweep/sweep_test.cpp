@@ -1,6 +1,8 @@
 // A sweep's file: which runs it makes, in which order, and what is refused; what its tables and figures say of the runs' files.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "base/error_of.h"
 #include "base/scratch_folder.h"
 #include "sweep/figure.h"
@@ -81,7 +83,8 @@ TEST_F(SweepTest, what_is_unknown_or_out_of_range_is_named_before_any_run) {
       {recipe + "[grid]\nmodel.kind = []\n", "must be a list of values"},
       {recipe + "[grid]\nmodel.kind = [\"path\", \"rop\"]\n", "run kind=rop: "},
       {recipe + "[grid]\ntrain.learning_rate = [0.1, -1]\n", "train.learning_rate = -1"},
-      {recipe + "[grid]\ntrain.seed = [1, 1]\n", "two runs of the grid have the name seed=1"},
+      {recipe + "[grid]\ntrain.seed = [1, 1]\n", "grid.train.seed has 1 and 1, which are equal"},
+      {recipe + "[grid]\ntrain.weight_decay = [1, 0.5, 1.0]\n", "grid.train.weight_decay has 1 and 1.0, which are equal"},
       {recipe + "[grid]\ntrain.device = [\"tpu\"]\n", "there is no device tpu"},
       {"[grid]\ntrain.seed = [1]\n", "recipe is missing"},
       {"recipe = \"none.toml\"\n[grid]\ntrain.seed = [1]\n", "none.toml"},
@@ -93,6 +96,10 @@ TEST_F(SweepTest, what_is_unknown_or_out_of_range_is_named_before_any_run) {
   };
   for (const auto& [text, message] : refused) EXPECT_NE(refusal(text).find(message), std::string::npos) << text << refusal(text);
   EXPECT_NE(refusal(kGrid, {"train.seed=3"}).find("cannot override train.seed"), std::string::npos);
+  scratch_.write("a b.txt", std::string(10'000, 'a'));
+  const std::string files = fmt::format("data.files = [\"{}\", \"{}\"]\n", scratch_ / "a b.txt", scratch_ / "a:b.txt");
+  const std::string same_name = refusal(recipe + "[grid]\ndata.kind = [\"text\"]\n" + files);
+  EXPECT_NE(same_name.find("two runs of the grid have the name files="), std::string::npos) << same_name;
   std::string many = recipe + "[grid]\n";
   for (const char* field : {"train.seed", "train.steps", "train.warmup_steps"}) {
     many += std::string(field) + " = [1";
@@ -124,11 +131,13 @@ TEST_F(SweepTest, table_has_a_line_for_each_run_and_a_column_for_each_result) {
   finish(plan.runs[0], {{"accuracy", {{"1", 99.5}, {"2", 50}, {"10", 3}}}, {"run", {{"step", 7}}}});
   fs::create_directories(folder_of(plan.runs[1], output_));
   write_outcome(plan.runs[1], output_, "the \"loss\" is nan, here");
+  scratch_.write("out/runs/kind=path,seed=1/run.json", R"({"status": "running", "step": 0, "steps": 7, "tokens": 0})");
+  scratch_.write("out/runs/kind=path,seed=1/metrics.jsonl", "{\"step\": 5, \"tokens\": 640}\n");
   write_tables(results(plan), output_, {{"tokens", 5}});
   EXPECT_EQ(read_file(output_ / "table.csv"),
             "model.kind,train.seed,status,step,steps,tokens,seconds,parameters,loss,accuracy.1,accuracy.2,accuracy.10,error\n"
             "rope,1,done,7,7,896,,,,99.5,50.0,3.0,\n"
-            "path,1,failed,,,,,,,,,,\"the \"\"loss\"\" is nan, here\"\n"
+            "path,1,failed,5,7,640,,,,,,,\"the \"\"loss\"\" is nan, here\"\n"
             "rope,2,waiting,,,,,,,,,,\n"
             "path,2,waiting,,,,,,,,,,\n");
   const json table = json::parse(read_file(output_ / "table.json"));
@@ -151,7 +160,8 @@ TEST_F(SweepTest, progress_is_read_from_the_last_whole_line_of_training) {
 
 // 0 lies at the bottom of the axes (y = 352), the highest tick at their top (y = 92), 260 above.
 TEST_F(SweepTest, figure_shows_the_mean_of_the_seeds_and_their_range) {
-  const SweepPlan plan = load(std::string(kGrid) + "[[figure]]\ntitle = \"A & B\"\ny = \"accuracy\"\nline = \"model.kind\"\nx_label = \"length\"\n");
+  const SweepPlan plan =
+      load(std::string(kGrid) + "[[figure]]\ntitle = \"A & B\\u0001\\u001b\"\ny = \"accuracy\"\nline = \"model.kind\"\nx_label = \"length\"\n");
   const double values[] = {20, 100, 40, 100};
   for (size_t i = 0; i < 4; ++i) finish(plan.runs[i], {{"accuracy", {{"2", values[i]}, {"10", 0}}}});
   const std::string svg = draw_figure(plan.figures[0], results(plan));
@@ -159,9 +169,10 @@ TEST_F(SweepTest, figure_shows_the_mean_of_the_seeds_and_their_range) {
   EXPECT_NE(svg.find(fmt::format("translate(171.0,{:.1f})", y_30)), std::string::npos) << svg;
   EXPECT_NE(svg.find(fmt::format("M171.0,{:.1f} L171.0,{:.1f}", y_20, y_40)), std::string::npos) << svg;
   EXPECT_NE(svg.find("translate(171.0,92.0)"), std::string::npos) << svg;
-  for (const char* text : {">A &amp; B<", ">length<", ">accuracy<", ">rope<", ">path<", ">100<"})
+  for (const char* text : {">A &amp; B  <", ">length<", ">accuracy<", ">rope<", ">path<", ">100<"})
     EXPECT_NE(svg.find(text), std::string::npos) << text;
   EXPECT_LT(svg.find(">2<"), svg.find(">10<"));
+  EXPECT_TRUE(std::none_of(svg.begin(), svg.end(), [](unsigned char c) { return c < 0x20 && c != '\n'; })) << svg;
 }
 
 TEST_F(SweepTest, no_figure_without_results) {
