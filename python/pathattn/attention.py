@@ -9,8 +9,9 @@ Shapes, B batch, T tokens, HQ query heads, H key heads (HQ a multiple of H), K a
     q [B, T, HQ, K]    k, w [B, T, H, K]    v, o [B, T, H or HQ, V]    beta [B, T, H]    g, lse [B, T, HQ]
 
 q, k and v are float32, bfloat16, on CPUs float64, on CUDA devices float16, all alike. w, beta and g are converted to float32 (beside float64, to
-float64) if they are another floating type; under ``torch.autocast`` q, k and v take its type. A last dimension that is not contiguous is copied; any
-other stride is read as it is. On a CUDA device work is queued on the current stream and nothing waits for it.
+float64) if they are another floating type; under ``torch.autocast`` q, k and v take its type or, beside a `DecodingState`, the state's. A last
+dimension that is not contiguous is copied; any other stride is read as it is. On a CUDA device work is queued on the current stream and nothing waits
+for it.
 """
 
 from __future__ import annotations

@@ -105,6 +105,21 @@ def test_O02_decoding_compiles_whole():
     assert equal(bits(states[0]._tensors), bits(states[1]._tensors))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_autocast_casts_to_the_decoding_state(dtype):
+    inputs = random_inputs(2, 8, 4, 2, 16, 8, dtype=torch.float32)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    cast = {name: x.to(dtype if name in ("q", "k", "v") else wide) for name, x in inputs.items()}
+    states = [new_state(cast, 8) for _ in range(2)]
+
+    def steps(inputs, state):
+        return [step(*rows(inputs, a, b).values(), *state._tensors) for step, a, b in ((ops.prefill, 0, 5), (ops.decode, 5, 8))]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        results = steps(inputs, states[0])
+    assert equal(results, steps(cast, states[1])) and equal(bits(states[0]._tensors), bits(states[1]._tensors))
+
+
 def test_autocast_narrows_q_k_v_alone():
     inputs, d_o = random_inputs(1, 70, 2, 1, 16, 16, dtype=torch.float32), torch.randn(1, 70, 2, 16)
     narrow = inputs | {name: inputs[name].bfloat16() for name in ("q", "k", "v")}

@@ -136,6 +136,19 @@ def test_bfloat16_follows_float64():
     assert relative_error(y, layer.double()(x.double())) < 3e-2
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@EVERY_KIND
+def test_decoding_under_autocast(options, dtype):
+    layer, x = random_layer(**options).to(dtype), torch.randn(2, 20, 32).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        whole = layer(x)
+        cache = layer.new_cache(2, 20)
+        parts = torch.cat([layer(x[:, a:b], cache=cache) for a, b in ((0, 17), (17, 18), (18, 20))], dim=1)
+    assert cache.attention._tensors[0].dtype == dtype
+    assert parts.dtype == whole.dtype and relative_error(parts, whole) < 3e-2
+
+
 def test_compiles_and_trains():
     layer, x = random_layer(**ALL_OPTIONS), torch.randn(1, 40, 32, dtype=torch.float64)
     cu_seqlens = torch.tensor([0, 13, 40])
