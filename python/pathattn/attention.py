@@ -57,6 +57,7 @@ def path_attention(
         ValueError, TypeError: a shape, type, device or cu_seqlens that does not fit; the message names the argument.
         NotImplementedError: at a second derivative.
     """
+    check_tensors(dict(q=q, k=k, v=v), dict(w=w, beta=beta, g=g, cu_seqlens=cu_seqlens))
     o, lse = torch.ops.pathattn.path_attention(
         q, k, v, *_in_compute_type(q, w, beta, g), scale=scale, cu_seqlens=cu_seqlens, gate_scaled=gate_scaled
     )
@@ -146,6 +147,7 @@ def prefill(
     Arguments, result and errors are those of `path_attention`; an error leaves ``state`` as it was. On a CUDA device a used ``state`` is not refused
     but made anew, since its lengths cannot be looked at without waiting.
     """
+    check_tensors(dict(q=q, k=k, v=v), dict(w=w, beta=beta, g=g, cu_seqlens=cu_seqlens))
     return torch.ops.pathattn.prefill(
         q, k, v, *_in_compute_type(q, w, beta, g), *state._tensors, scale=scale, cu_seqlens=cu_seqlens, gate_scaled=gate_scaled
     )
@@ -171,7 +173,15 @@ def decode(
     call's inputs are, and ``state`` is then spoilt. On a CUDA device a full state is not refused: tokens that do not fit are not kept, and their rows
     are NaN.
     """
+    check_tensors(dict(q=q, k=k, v=v), dict(w=w, beta=beta, g=g))
     return torch.ops.pathattn.decode(q, k, v, *_in_compute_type(q, w, beta, g), *state._tensors, scale=scale, gate_scaled=gate_scaled)
+
+
+def check_tensors(required: dict[str, Tensor], optional: dict[str, Tensor | None]) -> None:
+    """Raises a TypeError that names the first argument that is no tensor; optional ones may be None."""
+    for name, value in (required | optional).items():
+        if not isinstance(value, Tensor) and not (value is None and name in optional):
+            raise TypeError(f"{name} must be a tensor, got {value if value is None else type(value).__name__}")
 
 
 def _in_compute_type(q: Tensor, *tensors: Tensor | None) -> list[Tensor | None]:

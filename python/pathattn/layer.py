@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import DecodingState, decode, path_attention, prefill
+from .attention import DecodingState, check_tensors, decode, path_attention, prefill
 
 LOW_RANK = 32  # inner size of the low-rank projection to w
 NORM_EPSILON = 1e-5  # of the query and key norms
+MOST_HEAD_WIDTH = 256  # of the kernels
 UNIT_EPSILON = 1e-6  # added to |w|^2: a zero w stays zero
 
 
@@ -30,7 +31,7 @@ class PaTHAttention(nn.Module):
     w is the L2-normalised SiLU of a causal depthwise convolution of a projection, beta is 2 * sigmoid of a projection, the gate a log-sigmoid.
 
     Args:
-        hidden_size: D, a multiple of ``num_heads``.
+        hidden_size: D, a multiple of ``num_heads``; heads are at most 256 wide.
         num_heads, num_kv_heads: query heads, and key heads (as many unless given).
         use_forget_gate: PaTH-FoX.
         use_qk_norm: RMS norm of each query and key head.
@@ -56,13 +57,15 @@ class PaTHAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if num_heads < 1 or hidden_size % num_heads:
-            raise ValueError(f"hidden_size must be a multiple of num_heads, got {hidden_size} and {num_heads}")
+        if hidden_size < 1 or num_heads < 1 or hidden_size % num_heads:
+            raise ValueError(f"hidden_size must be a positive multiple of num_heads, got {hidden_size} and {num_heads}")
         if self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
         if conv_size < 1:
             raise ValueError(f"conv_size must be at least 1, got {conv_size}")
         self.head_dim = hidden_size // num_heads
+        if self.head_dim > MOST_HEAD_WIDTH:
+            raise ValueError(f"hidden_size / num_heads, the heads' width, must be at most {MOST_HEAD_WIDTH}, got {self.head_dim}")
         self.use_forget_gate = use_forget_gate
         self.use_w_shortconv = use_w_shortconv
         self.gate_scaled = gate_scaled
@@ -115,6 +118,9 @@ class PaTHAttention(nn.Module):
         """
         if attention_mask is not None:
             raise ValueError("attention_mask is not supported: pack sequences of different lengths with cu_seqlens instead")
+        check_tensors(dict(hidden_states=hidden_states), dict(cu_seqlens=cu_seqlens))
+        if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.q_proj.in_features:
+            raise ValueError(f"hidden_states must be [B, T, {self.q_proj.in_features}], got a tensor of sizes {list(hidden_states.shape)}")
         if cu_seqlens is not None and (cu_seqlens.dim() != 1 or len(cu_seqlens) == 0):
             raise ValueError(f"cu_seqlens must be [documents + 1], got a tensor of sizes {list(cu_seqlens.shape)}")
         if cu_seqlens is not None and cu_seqlens.dtype not in (torch.int32, torch.int64):

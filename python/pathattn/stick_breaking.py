@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .attention import check_tensors
+
 
 def stick_breaking_attention(
     q: Tensor,
@@ -37,5 +39,6 @@ def stick_breaking_attention(
         ValueError, TypeError: a shape, type, device or cu_seqlens that does not fit; the message names the argument.
         NotImplementedError: at a second derivative.
     """
+    check_tensors(dict(q=q, k=k, v=v), dict(cu_seqlens=cu_seqlens))
     o, rest = torch.ops.pathattn.stick_breaking_attention(q, k, v, scale=scale, cu_seqlens=cu_seqlens)
     return (o, rest) if return_rest else o

@@ -164,7 +164,11 @@ def test_compiles_and_trains():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(hidden_size=30, num_heads=4), "hidden_size must be a multiple of num_heads, got 30 and 4"),
+        (dict(hidden_size=30, num_heads=4), "hidden_size must be a positive multiple of num_heads, got 30 and 4"),
+        (dict(hidden_size=0, num_heads=4), "hidden_size must be a positive multiple of num_heads, got 0 and 4"),
+        (dict(hidden_size=-32, num_heads=4), "hidden_size must be a positive multiple of num_heads, got -32 and 4"),
+        (dict(hidden_size=32, num_heads=0), "hidden_size must be a positive multiple of num_heads, got 32 and 0"),
+        (dict(hidden_size=1024, num_heads=1), "the heads' width, must be at most 256, got 1024"),
         (dict(hidden_size=32, num_heads=4, num_kv_heads=3), "num_heads must be a multiple of num_kv_heads, got 4 and 3"),
         (dict(hidden_size=32, num_heads=4, conv_size=0), "conv_size must be at least 1, got 0"),
     ],
@@ -172,3 +176,14 @@ def test_compiles_and_trains():
 def test_wrong_options(arguments, message):
     with pytest.raises(ValueError, match=message):
         pathattn.PaTHAttention(**arguments)
+
+
+@pytest.mark.parametrize("sizes", [(6, 32), (1, 6, 31), (1, 1, 6, 32)])
+def test_inputs_of_another_shape_are_refused(sizes):
+    with pytest.raises(ValueError, match=rf"hidden_states must be \[B, T, 32\], got a tensor of sizes \[{', '.join(map(str, sizes))}\]"):
+        random_layer()(torch.randn(*sizes, dtype=torch.float64))
+
+
+def test_offsets_that_are_no_tensor_are_refused():
+    with pytest.raises(TypeError, match="cu_seqlens must be a tensor, got list"):
+        random_layer()(torch.randn(1, 6, 32, dtype=torch.float64), cu_seqlens=[0, 6])

@@ -322,6 +322,24 @@ def test_errors_name_the_argument(wrong, error, message):
         pathattn.path_attention(**with_wrong(**wrong))
 
 
+@pytest.mark.parametrize(
+    "name, value, got", [("q", None, "None"), ("v", None, "None"), ("k", [1.0], "list"), ("w", 1.0, "float"), ("cu_seqlens", [0, 6], "list")]
+)
+def test_what_is_no_tensor_is_named(name, value, got):
+    inputs = random_inputs(1, 6, 4, 2, 16, 8)
+    state = new_state(inputs, 6)
+    with pytest.raises(TypeError, match=f"^{name} must be a tensor, got {got}$"):
+        pathattn.path_attention(**inputs | {name: value})
+    with pytest.raises(TypeError, match=f"^{name} must be a tensor, got {got}$"):
+        pathattn.prefill(**inputs | {name: value}, state=state)
+    if name != "cu_seqlens":
+        with pytest.raises(TypeError, match=f"^{name} must be a tensor, got {got}$"):
+            pathattn.decode(**inputs | {name: value}, state=state)
+    if name != "w":
+        with pytest.raises(TypeError, match=f"^{name} must be a tensor, got {got}$"):
+            pathattn.stick_breaking_attention(**{n: inputs[n] for n in "qkv"} | {name: value})
+
+
 def test_F14_a_padded_batch_is_packed_and_asks_for_no_lengths():
     lengths, width = [3, 0, 5], 5
     padded = random_inputs(len(lengths), width, 4, 2, 16, 8)
