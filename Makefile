@@ -32,7 +32,7 @@ test: build  ## every test; the last line counts them
 bench: build  ## time the CPU kernels against torch, on an otherwise idle machine; ends in runs/bench/
 	@PATHATTN_BUILD="$(BUILD)" $(python) benchmarks/attention_cpu.py
 
-demo: program  ## train and compare PaTH with RoPE (about 7 minutes of training on two cores); ends in runs/demo/report.html
+demo: program  ## train and compare PaTH with RoPE (about 5 minutes of training on two cores); ends in runs/demo/report.html
 	@$(python) scripts/demo.py $(BUILD)/pathattn runs/demo
 
 demo-full: program  ## the same with RoPE, FoX, PaTH and PaTH-FoX, and twice the steps on text; ends in runs/demo-full/report.html
