@@ -152,7 +152,8 @@ def draw_a5_long(axes, result):
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(0, 103)
     axes.legend(frameon=False)
-    finish(axes, "A5, three layers, more steps: mean (thick), each seed (thin)", "length of the word (elements)", "words with the right last state (%)")
+    title = "A5, three layers, more steps: mean (thick), each seed (thin)"
+    finish(axes, title, "length of the word (elements)", "words with the right last state (%)")
 
 
 def draw_mqrar(axes, result):
